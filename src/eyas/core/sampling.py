@@ -1,0 +1,78 @@
+"""How the tokens of one request are chosen. Field names follow vLLM's, so that code carries over.
+
+Order in which the engine applies them to a row of logits: logit bias and min-tokens, penalties,
+temperature, min-p, top-k, top-p. Inside a speculative run each row sees the drafts before it.
+"""
+
+from dataclasses import dataclass, field
+
+from eyas.core.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling parameters of one request; out-of-range values raise RequestError naming the field."""
+
+    n: int = 1
+    """Completions per prompt; completion i uses seed + i where a seed is given."""
+    temperature: float = 1.0
+    """0 is greedy decoding."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all (-1 too)."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches top_p."""
+    min_p: float = 0.0
+    """Drop tokens less likely than min_p times the most likely one."""
+    repetition_penalty: float = 1.0
+    """Divides positive (multiplies negative) logits of tokens seen in prompt or output."""
+    presence_penalty: float = 0.0
+    """Subtracted once from logits of tokens in the output."""
+    frequency_penalty: float = 0.0
+    """Subtracted for each time that a token stands in the output."""
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    """Added to the logits of these token ids."""
+    min_tokens: int = 0
+    """No end-of-text or stop token before this many output tokens."""
+    max_tokens: int = 256
+    """End with reason "length" after this many output tokens."""
+    stop: tuple[str, ...] = ()
+    """End when one of these strings appears; it is cut from the text."""
+    stop_token_ids: tuple[int, ...] = ()
+    """End when one of these tokens is chosen."""
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    seed: int | None = None
+    """Random numbers are keyed by (seed, absolute position), so neighbours never matter."""
+    logprobs: int | None = None
+    """Return the log-probability of each token and of the top n (before any processing)."""
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        checks = (
+            ("n", self.n >= 1, "at least 1"),
+            ("temperature", 0.0 <= self.temperature <= 100.0, "between 0 and 100"),
+            ("top_k", self.top_k >= -1, "-1, 0 (off) or a positive count"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
+            ("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
+            ("repetition_penalty", 0.0 < self.repetition_penalty <= 100.0, "in (0, 100]"),
+            ("presence_penalty", -100.0 <= self.presence_penalty <= 100.0, "in [-100, 100]"),
+            ("frequency_penalty", -100.0 <= self.frequency_penalty <= 100.0, "in [-100, 100]"),
+            ("min_tokens", self.min_tokens >= 0, "0 or more"),
+            ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("stop", all(self.stop), "non-empty strings"),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 100, "None or 0 to 100"),
+        )
+        for name, good, rule in checks:
+            if not good:
+                raise RequestError(f"{name}={getattr(self, name)!r} is out of range: it must be {rule}")
+        if self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every token is the argmax of the processed logits."""
+        return self.temperature == 0.0

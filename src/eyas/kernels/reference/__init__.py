@@ -1,0 +1,1 @@
+"""Slow, obvious PyTorch twins of every kernel; what they compute is the definition."""

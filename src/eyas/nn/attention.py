@@ -1,0 +1,78 @@
+"""Grouped-query attention whose keys are chosen by a context that the caller passes in.
+
+A context stores or arranges K and V and says what each row may see:
+    PagedContext  (nn/paged.py)   the engine's KV cache
+    PackedContext (nn/packed.py)  whole sequences at once, causal within packed documents
+    SlotContext   (nn/packed.py)  training slots (anchor, depth)
+"""
+
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from eyas.kernels import dispatch
+from eyas.nn.norm import RMSNorm
+
+
+class AttentionContext(Protocol):
+    """Where keys and values live and which of them a row sees."""
+
+    def attend(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """Attend queries [..., H, dh] given this forward's keys and values [..., KV, dh] of `layer`.
+
+        Both are already rotated. Returns [..., H, dh]. `layer` counts from 0 within one model.
+        """
+        ...
+
+
+class Attention(nn.Module):
+    """Projections, optional q/k norm (Qwen3), rotation, attention through the context, output projection.
+
+    `input_size` may differ from `hidden_size` (EAGLE-3's first layer reads 2 * hidden).
+    """
+
+    def __init__(
+        self,
+        *,
+        input_size: int,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        bias: bool = False,
+        qk_norm_eps: float | None = None,
+        window: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.scale = head_dim**-0.5
+        self.window = window
+        self.q_size, self.kv_size = num_heads * head_dim, num_kv_heads * head_dim
+        # Rows of q, then k, then v: one matrix product instead of three.
+        self.qkv_proj = nn.Linear(input_size, self.q_size + 2 * self.kv_size, bias=bias)
+        self.o_proj = nn.Linear(self.q_size, hidden_size, bias=False)
+        self.q_norm = RMSNorm(head_dim, qk_norm_eps) if qk_norm_eps is not None else None
+        self.k_norm = RMSNorm(head_dim, qk_norm_eps) if qk_norm_eps is not None else None
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext, layer: int) -> Tensor:
+        """X [..., input_size], cos and sin [..., head_dim / 2] -> [..., hidden_size]."""
+        lead = x.shape[:-1]
+        q, k, v = self.qkv_proj(x).split((self.q_size, self.kv_size, self.kv_size), dim=-1)
+        q = q.reshape(*lead, self.num_heads, self.head_dim)
+        k = k.reshape(*lead, self.num_kv_heads, self.head_dim)
+        v = v.reshape(*lead, self.num_kv_heads, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = dispatch.apply_rope(q, cos, sin), dispatch.apply_rope(k, cos, sin)
+        out = context.attend(layer, q, k, v, scale=self.scale, window=self.window)
+        projected: Tensor = self.o_proj(out.reshape(*lead, self.q_size))
+        return projected
