@@ -29,7 +29,7 @@ class DraftTree:
 
     @classmethod
     def chain(cls, num_draft_tokens: int) -> "DraftTree":
-        """K drafts, each the child of the one before: chain(2).parents == (-1, 0, 1)."""
+        """Return K drafts, each the child of the one before; for K = 2 parents are (-1, 0, 1)."""
         return cls(tuple(range(-1, num_draft_tokens)))
 
     @property

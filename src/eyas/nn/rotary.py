@@ -1,22 +1,11 @@
 """Rotary angles: a table of cos and sin by position, with Llama-3's frequency scaling."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Base and scaling of the rotary embedding. `kind` is "default", "linear" or "llama3"."""
-
-    theta: float = 10000.0
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
+from eyas.core.model_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
@@ -62,7 +51,7 @@ class Rotary(nn.Module):
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         """Follow device moves but keep float32: angles lose their meaning in bfloat16."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.cos.dtype != torch.float32:
             device = self.cos.device
             self.reset()

@@ -11,6 +11,8 @@ The same as a tree (root, two children): visible 5 for all, bits 001, 011, 101; 
 read from KV indices 5 + j, where write_kv has put them.
 """
 
+import itertools
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -50,7 +52,7 @@ def paged_attention(
     page_size = key_cache.shape[1]
     starts = q_start.tolist()
     seen = visible.tolist()
-    for request, (begin, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+    for request, (begin, end) in enumerate(itertools.pairwise(starts)):
         longest = max(seen[begin:end], default=0)
         extra = end - begin if tree_bits is not None else 0
         length = min(longest, max_visible) + extra

@@ -31,8 +31,9 @@ def slot_mask(
     depth_k: Tensor,
     segment_k: Tensor,
 ) -> Tensor:
-    """Bool [..., Mq, Mk] from int vectors [..., Mq] and [..., Mk]; segment -1 is padding (sees itself
-    alone, so that its softmax stays finite).
+    """Bool [..., Mq, Mk] from int vectors [..., Mq] and [..., Mk].
+
+    Segment -1 is padding: it sees only padding, so that its softmax stays finite.
     """
     a_q, k_q, s_q = anchor_q.unsqueeze(-1), depth_q.unsqueeze(-1), segment_q.unsqueeze(-1)
     a_k, k_k, s_k = anchor_k.unsqueeze(-2), depth_k.unsqueeze(-2), segment_k.unsqueeze(-2)
