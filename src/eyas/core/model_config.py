@@ -41,7 +41,7 @@ class TargetConfig:
 
 @dataclass(frozen=True, slots=True)
 class TargetIdentity:
-    """Which target a head was made for: goes into eyas.json; another fingerprint warns, another shape refuses."""
+    """Which target a head was made for: another fingerprint warns, another shape refuses."""
 
     name: str
     fingerprint: str
