@@ -1,0 +1,126 @@
+"""The target: one lean decoder for every family of the table in `families.py`.
+
+Layers are pre-norm: attention on the normed stream, added; gated MLP on the normed stream, added. What a
+row sees is decided by the attention context that is handed in (paged cache, packed documents), so the same
+module prefills, decodes, verifies drafts and teaches.
+
+Legend: T rows (any leading shape), D hidden size, V vocabulary, A captured layers.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from eyas.core.batch import KVLayout
+from eyas.core.model_config import TargetConfig
+from eyas.nn.attention import Attention, AttentionContext
+from eyas.nn.mlp import GatedMLP
+from eyas.nn.norm import RMSNorm
+from eyas.nn.rotary import Rotary
+
+
+class DecoderLayer(nn.Module):
+    """One pre-norm block: attention and MLP, each added to the residual stream."""
+
+    def __init__(self, config: TargetConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(
+            input_size=config.hidden_size,
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            bias=config.attention_bias,
+            qk_norm_eps=config.rms_norm_eps if config.qk_norm else None,
+            window=config.windows[layer] if config.windows else None,
+        )
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext) -> Tensor:
+        """X [..., D], cos and sin [..., head_dim / 2] -> [..., D]."""
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, context, self.layer)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, final norm and (tied or own) output matrix."""
+
+    def __init__(self, config: TargetConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = (
+            None
+            if config.tie_word_embeddings
+            else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
+        self.rotary = Rotary(config.rope, config.head_dim, config.max_position_embeddings)
+
+    @property
+    def lm_head_weight(self) -> Tensor:
+        """Output matrix [V, D]; the embedding table itself where the two are tied."""
+        return self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+    @property
+    def kv_layout(self) -> KVLayout:
+        """What the engine must cache per token."""
+        return KVLayout(self.config.num_layers, self.config.num_kv_heads, self.config.head_dim)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        context: AttentionContext,
+        *,
+        capture: tuple[int, ...] = (),
+    ) -> tuple[Tensor, Tensor | None]:
+        """Token ids and positions [...] -> (normed hidden [..., D], features [..., A * D] or None).
+
+        `capture` holds entering-layer ids (core.capture): id k is the residual stream that enters layer k,
+        id num_layers the last layer's output before the final norm. Captured streams are written side by
+        side, in the order of `capture`, into one buffer.
+
+        Example, 4 layers, capture (1, 4): features[..., :D] is layer 0's output, features[..., D:] layer 3's.
+        """
+        assert all(0 <= k <= len(self.layers) for k in capture), capture
+        x = self.embed_tokens(token_ids)
+        cos, sin = self.rotary(positions)
+        size = x.shape[-1]
+        features = x.new_empty(*x.shape[:-1], len(capture) * size) if capture else None
+        for layer, block in enumerate(self.layers):
+            self._capture(x, layer, capture, features)
+            x = block(x, cos, sin, context)
+        self._capture(x, len(self.layers), capture, features)
+        return self.norm(x), features
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden [..., D] after the final norm -> logits [..., V]."""
+        return functional.linear(hidden, self.lm_head_weight)
+
+    @staticmethod
+    def _capture(x: Tensor, layer: int, capture: tuple[int, ...], features: Tensor | None) -> None:
+        """Copy the stream x [..., D] entering `layer` to every place of `features` that asks for it."""
+        if features is None:
+            return
+        size = x.shape[-1]
+        for place, wanted in enumerate(capture):
+            if wanted == layer:
+                features[..., place * size : (place + 1) * size] = x
+
+
+def random_decoder(config: TargetConfig, *, std: float, seed: int) -> Decoder:
+    """A decoder on the CPU in float32 with normal weights; for tests and dry runs without a model."""
+    generator = torch.Generator().manual_seed(seed)
+    decoder = Decoder(config)
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            # Norm scales stay near one, else depth multiplies them up or away.
+            parameter.copy_(1 + 0.1 * noise if "norm" in name else std * noise)
+    return decoder.eval().requires_grad_(requires_grad=False)
