@@ -1,1 +1,1 @@
-
+"""P-EAGLE: an EAGLE-3 head that guesses K tokens in one forward."""

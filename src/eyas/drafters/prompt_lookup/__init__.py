@@ -1,1 +1,1 @@
-
+"""Prompt lookup: repeat what followed the last few tokens earlier in the text."""

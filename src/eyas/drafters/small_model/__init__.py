@@ -1,1 +1,1 @@
-
+"""A separate small model of the same vocabulary as drafter (speculative sampling)."""

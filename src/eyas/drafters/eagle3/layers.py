@@ -1,0 +1,57 @@
+"""The two kinds of decoder layer that a head has.
+
+Layer 0 reads the token embedding e and the hidden state h side by side (EAGLE-3, section 3.1):
+
+    u = [RMSNorm_in(e) ; RMSNorm_hid(h)]   [..., 2D]
+    r = h + Attention(u)                   or hidden_norm(h) + ... with norm_before_residual
+    out = r + MLP(RMSNorm_post(r))
+
+Layers above it are ordinary Llama layers, D -> D. Module names are those of the public checkpoints.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from eyas.drafters.head_config import HeadConfig
+from eyas.nn.attention import Attention, AttentionContext
+from eyas.nn.mlp import GatedMLP
+from eyas.nn.norm import RMSNorm
+
+
+class HeadLayer(nn.Module):
+    """Decoder layer `index` of a head; index 0 is the fused one."""
+
+    def __init__(self, config: HeadConfig, index: int) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.index = index
+        self.norm_before_residual = config.norm_before_residual
+        self.input_layernorm = RMSNorm(size, eps)
+        self.hidden_norm = RMSNorm(size, eps) if index == 0 else None
+        self.self_attn = Attention(
+            input_size=2 * size if index == 0 else size,
+            hidden_size=size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            bias=config.attention_bias,
+            qk_norm_eps=eps if config.qk_norm else None,
+            window=config.windows[index] if config.windows else None,
+        )
+        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.mlp = GatedMLP(size, config.intermediate_size)
+
+    def forward(
+        self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext
+    ) -> Tensor:
+        """Embeddings and hidden [..., D] -> [..., D]; layers above 0 read only `hidden`."""
+        residual = hidden
+        if self.hidden_norm is not None:
+            normed = self.hidden_norm(hidden)
+            residual = normed if self.norm_before_residual else hidden
+            inputs = torch.cat((self.input_layernorm(embeddings), normed), dim=-1)
+        else:
+            inputs = self.input_layernorm(hidden)
+        residual = residual + self.self_attn(inputs, cos, sin, context, self.index)
+        out: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
+        return out

@@ -1,0 +1,94 @@
+"""The EAGLE-3 head (arXiv 2503.01840, section 3.1): fc, one fused decoder layer, norm, its own lm_head.
+
+    features [..., A * Dt]  --fuse-->  h [..., D]            (depth 0: the target's captured states)
+    token ids [...]         --embed--> e [..., D]
+    (e, h, positions) --layers--> h'  --norm--> normed --lm_head--> logits [..., Vd]
+                                  h' (or normed, with norm_output) is the hidden state of the next depth
+
+The same module trains (PackedContext, SlotContext) and runs (PagedContext). It never sees the target: the
+embedding table is handed in and shared, unless the config says that the head owns a trained one.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from eyas.core.batch import KVLayout
+from eyas.core.errors import HeadMismatchError
+from eyas.drafters.eagle3.layers import HeadLayer
+from eyas.drafters.head_config import HeadConfig
+from eyas.nn.attention import AttentionContext
+from eyas.nn.norm import RMSNorm
+from eyas.nn.rotary import Rotary
+
+
+class Eagle3Model(nn.Module):
+    """Weights of a head. `embed_weight` [V, D] is kept by reference (a buffer outside the state dict).
+
+    With `config.trained_embedding` it is copied into a parameter of the same name instead.
+    """
+
+    embed_weight: Tensor
+
+    def __init__(self, config: HeadConfig, embed_weight: Tensor) -> None:
+        super().__init__()
+        self.config = config
+        wanted = (config.vocab_size, config.hidden_size)
+        if tuple(embed_weight.shape) != wanted:
+            raise HeadMismatchError(
+                f"the head reads embeddings of shape {list(wanted)}, the table has {list(embed_weight.shape)}"
+            )
+        if config.trained_embedding:
+            self.embed_weight = nn.Parameter(embed_weight.detach().clone())
+        else:
+            self.register_buffer("embed_weight", embed_weight.detach(), persistent=False)
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_norm = RMSNorm(config.feature_size, eps) if config.norm_before_fc else None
+        self.fc_norm = (
+            nn.ModuleList(RMSNorm(config.target_hidden_size, eps) for _ in config.aux_layers)
+            if config.fc_norm
+            else None
+        )
+        self.fc = nn.Linear(config.feature_size, size, bias=False)
+        self.layers = nn.ModuleList(HeadLayer(config, index) for index in range(config.num_layers))
+        self.norm = RMSNorm(size, eps)
+        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
+        self.rotary = Rotary(config.rope, config.head_dim, config.max_position_embeddings)
+
+    @property
+    def kv_layout(self) -> KVLayout:
+        """What the head caches per token."""
+        return self.config.kv_layout
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Captured states of A layers side by side [..., A * Dt] -> [..., D]."""
+        if self.input_norm is not None:
+            features = self.input_norm(features)
+        if self.fc_norm is not None:
+            chunks = features.chunk(len(self.fc_norm), dim=-1)
+            normed = [norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)]
+            features = torch.cat(normed, dim=-1)
+        fused: Tensor = self.fc(features)
+        return fused
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Target token ids [...] -> [..., D]."""
+        return functional.embedding(token_ids, self.embed_weight)
+
+    def forward(
+        self, embeddings: Tensor, hidden: Tensor, positions: Tensor, context: AttentionContext
+    ) -> tuple[Tensor, Tensor]:
+        """Run the layers on embeddings and hidden [..., D] at RoPE positions [...].
+
+        Returns (normed [..., D], the lm_head's input; feedback [..., D], the next depth's hidden state).
+        """
+        cos, sin = self.rotary(positions)
+        for layer in self.layers:
+            hidden = layer(embeddings, hidden, cos, sin, context)
+        normed: Tensor = self.norm(hidden)
+        return normed, normed if self.config.norm_output else hidden
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """[..., D] after the final norm -> logits over the draft vocabulary [..., Vd]."""
+        out: Tensor = self.lm_head(normed)
+        return out
