@@ -4,11 +4,13 @@ with use_backend("reference"):
     ...            # the same code through the reference kernels, for tests and for bisecting a fault
 """
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from eyas.kernels.reference import norm as _norm
@@ -31,30 +33,34 @@ def use_backend(backend: Backend) -> Iterator[None]:
 
 
 def _triton_wanted(tensor: Tensor) -> bool:
-    return _forced == "triton" or (_forced == "auto" and tensor.is_cuda)
+    """Whether the Triton twin serves: it has no backward, and torch.compile fuses the reference better."""
+    if _forced != "auto":
+        return _forced == "triton"
+    return tensor.is_cuda and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
-def _attention_backend(tensor: Tensor) -> ModuleType:
-    if _triton_wanted(tensor):
-        from eyas.kernels.triton import paged_attention
-
-        return paged_attention
-    return _attention
+def _twin(reference: ModuleType, tensor: Tensor) -> ModuleType:
+    """Return the Triton file of the same name where it is wanted, else the reference."""
+    if not _triton_wanted(tensor):
+        return reference
+    return importlib.import_module(reference.__name__.replace(".reference.", ".triton."))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See eyas.kernels.reference.norm.rms_norm."""
-    return _norm.rms_norm(x, weight, eps)
+    out: Tensor = _twin(_norm, x).rms_norm(x, weight, eps)
+    return out
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """See eyas.kernels.reference.rotary.apply_rope."""
-    return _rotary.apply_rope(x, cos, sin)
+    out: Tensor = _twin(_rotary, x).apply_rope(x, cos, sin)
+    return out
 
 
 def write_kv(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
     """See eyas.kernels.reference.paged_attention.write_kv."""
-    _attention_backend(keys).write_kv(keys, values, key_cache, value_cache, slots)
+    _twin(_attention, keys).write_kv(keys, values, key_cache, value_cache, slots)
 
 
 def paged_attention(
@@ -72,7 +78,7 @@ def paged_attention(
     tree_bits: Tensor | None = None,
 ) -> Tensor:
     """See eyas.kernels.reference.paged_attention.paged_attention."""
-    out: Tensor = _attention_backend(queries).paged_attention(
+    out: Tensor = _twin(_attention, queries).paged_attention(
         queries,
         key_cache,
         value_cache,
