@@ -1,0 +1,58 @@
+"""What every verb prints with: results to stdout, notes and progress to stderr."""
+
+import json
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+
+def results() -> "Console":
+    """Return a rich console on stdout; highlighting is off so that text is printed as it is."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def notes() -> "Console":
+    """Return a rich console on stderr, for what is not a result."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def progress(*, disable: bool = False) -> "Progress":
+    """Return a progress display on stderr with elapsed time and ETA; use it as a context manager."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("elapsed"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=notes(),
+        disable=disable,
+    )
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document to stdout; dataclasses become objects."""
+    print(json.dumps(value, default=_plain, ensure_ascii=False, indent=2))
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return str(value)
