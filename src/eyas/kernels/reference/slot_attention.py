@@ -47,13 +47,17 @@ def slot_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, 
 
     Returns [..., Mq, H, dh]. Differentiable in all three.
     """
+    group = queries.shape[-2] // keys.shape[-2]
+    if group > 1:
+        # Repeated by hand: with a mask, CUDA's memory-efficient kernel knows no grouped heads, and the
+        # fallback would hold every score.
+        keys, values = keys.repeat_interleave(group, dim=-2), values.repeat_interleave(group, dim=-2)
     out = functional.scaled_dot_product_attention(
         queries.transpose(-2, -3),
         keys.transpose(-2, -3),
         values.transpose(-2, -3),
         attn_mask=mask.unsqueeze(-3),
         scale=scale,
-        enable_gqa=queries.shape[-2] != keys.shape[-2],
     )
     return out.transpose(-2, -3)
 
