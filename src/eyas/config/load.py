@@ -51,7 +51,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _apply(values: dict[str, Any], override: str) -> str:
-    """Put "a.b=c" into `values` in place; return the first key that came from it: "a" where a was not there."""
+    """Put "a.b=c" into `values` in place; return the first key that it made ("a" where there was no a)."""
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):

@@ -1,0 +1,58 @@
+# `make demo` and `make test` start from nothing: they make .venv if needed, install into it, and run.
+#
+#   make demo        get a small real model, decode with and without draft heads, print the table
+#   make test        everything that runs on a CPU
+#   make test-gpu    what needs one CUDA device (run it in an environment that has a CUDA build of torch)
+#   make check       ruff and mypy
+#   make constraints write constraints.txt from a fresh environment
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Byte-compiling every installed file takes longer than compiling what is imported.
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -q -c constraints.txt
+
+MODEL := smollm2-135m
+HEADS := heads/smollm2-135m-eagle3 heads/smollm2-135m-peagle
+PROMPTS := src/eyas/bench/prompts.jsonl
+
+.PHONY: demo test test-gpu check constraints
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.runtime
+	$(BIN)/eyas models get $(MODEL)
+	$(BIN)/eyas compare --target $(MODEL) --heads $(HEADS) --prompts $(PROMPTS) -k 3,5,7 $(DEMO_ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not gpu and not multi_gpu" $(PYTEST_ARGS)
+
+test-gpu:
+	$(PYTHON) -m pytest -m "gpu and not multi_gpu" $(PYTEST_ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# NumPy stays below 2.4 because Triton's interpreter, which runs kernels on a CPU in tests, needs that.
+constraints:
+	rm -rf .venv-constraints
+	$(PYTHON) -m venv .venv-constraints
+	.venv-constraints/bin/python -m pip install -q "torch==2.13.0" "triton==3.6.0" "numpy<2.4" -e ".[dev]"
+	@(echo "# Exact versions of a reproducible CPU set-up (Python 3.11); written by \`make constraints\`."; \
+	  .venv-constraints/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//') > constraints.txt
+	rm -rf .venv-constraints
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps stand for an installation of what these two files say.
+$(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing Eyas and PyTorch into $(VENV) (once, a few minutes) ..."
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing Eyas, PyTorch and the test tools into $(VENV) (once, a few minutes) ..."
+	$(PIP_INSTALL) -e ".[dev]"
+	@touch $@ $(VENV)/.runtime
