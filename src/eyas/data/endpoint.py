@@ -1,0 +1,97 @@
+"""Answers from any OpenAI-compatible endpoint (chat completions over HTTP), several requests at a time.
+
+The endpoint returns text, so its conversations carry no token ids; packing tokenises them with the chat
+template. Requests that fail for a passing reason (connection, 429, 5xx) are tried again, later each time.
+"""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+from eyas.core.errors import DataError
+from eyas.core.sampling import SamplingParams
+from eyas.data.regenerate import Dialog
+
+
+@dataclass(slots=True, kw_only=True)
+class EndpointAnswerer:
+    """Round robin over `urls`, each like "http://host:8000/v1"."""
+
+    urls: tuple[str, ...]
+    model: str
+    api_key: str | None = None
+    concurrency: int = 32
+    timeout: float = 600.0
+    retries: int = 4
+    backoff: float = 1.0
+    """Seconds before the first retry; doubles each time."""
+
+    def __post_init__(self) -> None:
+        for url in self.urls:
+            if not url.startswith(("http://", "https://")):
+                raise DataError(f"endpoint {url!r}: must start with http:// or https://")
+
+    def open(self, dialog: Dialog) -> int:
+        """Nothing to prepare; the prompt's length in tokens is not known here."""
+        del dialog
+        return 0
+
+    def answer(
+        self, dialogs: list[Dialog], params: list[SamplingParams]
+    ) -> Iterator[tuple[int, str, str, int]]:
+        """Yield answers as they arrive."""
+        pool = ThreadPoolExecutor(self.concurrency)
+        try:
+            jobs = {
+                pool.submit(self._ask, self.urls[i % len(self.urls)], dialog, param): i
+                for i, (dialog, param) in enumerate(zip(dialogs, params, strict=True))
+            }
+            for job in as_completed(jobs):
+                text, reason, count = job.result()
+                yield jobs[job], text, reason, count
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _ask(self, url: str, dialog: Dialog, params: SamplingParams) -> tuple[str, str, int]:
+        body = {
+            "model": self.model,
+            "messages": dialog.messages,
+            "temperature": params.temperature,
+            "max_tokens": params.max_tokens,
+            "seed": params.seed,
+        }
+        reply = self._post(f"{url.rstrip('/')}/chat/completions", body)
+        try:
+            choice = reply["choices"][0]
+            text = choice["message"]["content"] or ""
+            count = int((reply.get("usage") or {}).get("completion_tokens", 0))
+        except (KeyError, IndexError, TypeError) as error:
+            raise DataError(f"{url}: not a chat completion: {json.dumps(reply)[:300]}") from error
+        return text, choice.get("finish_reason") or "stop", count or len(text.split())
+
+    def _post(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
+        headers = {"Content-Type": "application/json"}
+        if self.api_key:
+            headers["Authorization"] = f"Bearer {self.api_key}"
+        data = json.dumps(body).encode()
+        problem = ""
+        for attempt in range(self.retries + 1):
+            if attempt:
+                time.sleep(self.backoff * 2 ** (attempt - 1))
+            request = urllib.request.Request(url, data=data, headers=headers, method="POST")  # noqa: S310 - checked above
+            try:
+                with urllib.request.urlopen(request, timeout=self.timeout) as response:  # noqa: S310
+                    value: dict[str, Any] = json.loads(response.read())
+                    return value
+            except urllib.error.HTTPError as error:
+                problem = f"HTTP {error.code}: {error.read().decode(errors='replace')[:300]}"
+                if error.code != 429 and error.code < 500:
+                    break
+            except (OSError, ValueError) as error:
+                problem = str(error)
+        raise DataError(f"{url}: {problem} (gave up after {attempt + 1} tries; finished shards are kept)")

@@ -1,0 +1,52 @@
+"""The frozen target over packed rows, in this process: features for the drafter and what the teacher says.
+
+The teacher's distribution is never stored: the final hidden state [.., D] is, and the loss multiplies it
+with the output matrix chunk by chunk. Its final norm is already applied (Decoder.forward does that).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from eyas.data.loader import Batch
+from eyas.nn.packed import PackedContext
+from eyas.targets.decoder import Decoder
+
+
+class Captured(NamedTuple):
+    """What the target knows about rows [B, n]."""
+
+    features: Tensor
+    """[B, n, A * D], streams entering the aux layers"""
+    hidden: Tensor
+    """[B, n, D] after the final norm: lm_head's input"""
+    choices: Tensor
+    """int64 [B, n], argmax over the target's whole vocabulary: its greedy token AFTER each position"""
+
+
+def teacher_choices(hidden: Tensor, lm_head_weight: Tensor, *, chunk_rows: int = 4096) -> Tensor:
+    """Argmax of hidden [..., D] @ lm_head_weight [V, D]^T in chunks of rows: int64 [...]."""
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    parts = [functional.linear(part, lm_head_weight).argmax(-1) for part in torch.split(flat, chunk_rows)]
+    return torch.cat(parts).view(hidden.shape[:-1])
+
+
+def capture(decoder: Decoder, batch: Batch, aux_layers: tuple[int, ...]) -> Captured:
+    """Run the target over packed rows, no gradients; documents don't see each other."""
+    with torch.no_grad():
+        context = PackedContext.of(batch.segments, batch.positions)
+        hidden, features = decoder(batch.ids.long(), batch.positions.long(), context, capture=aux_layers)
+        assert features is not None
+        return Captured(features, hidden, teacher_choices(hidden, decoder.lm_head_weight))
+
+
+CaptureFn = Callable[[Decoder, Batch, tuple[int, ...]], Captured]
+
+
+def compiled_capture() -> CaptureFn:
+    """`capture` through torch.compile, for fixed shapes."""
+    compiled: CaptureFn = torch.compile(capture, dynamic=False)
+    return compiled
