@@ -2,7 +2,6 @@
 
 import math
 
-import naive_sampling
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,6 +13,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+import naive_sampling
 from eyas.core.sampling import SamplingParams
 from eyas.engine.logits_processors import count_drafts, filter_tokens, token_counts
 from eyas.engine.sampler import Needs, SamplingState, needs_of, process_logits, target_probs

@@ -1,10 +1,10 @@
 """Both verification rules against plain loops, and the algebra of the rejection rule."""
 
-import naive_sampling
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import naive_sampling
 from eyas.core.vocab_map import VocabMap
 from eyas.verify.greedy import accept_by_match
 from eyas.verify.rejection import accept_drafts, reject_sampled, residual

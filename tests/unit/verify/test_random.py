@@ -5,13 +5,13 @@ Statistical thresholds are 1e-6, the numbers are fixed by their keys: a test pas
 
 from fractions import Fraction
 
-import naive_sampling
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+import naive_sampling
 from eyas.kernels.reference import random
 from eyas.kernels.reference.random import draw, uniform
 
