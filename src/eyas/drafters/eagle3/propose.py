@@ -1,0 +1,43 @@
+"""EAGLE-3 drafting, chain (arXiv 2503.01840, section 3.1): K forwards, each fed the one before.
+
+Forward 1 takes the accepted rows: next tokens beside the target's own features. Its K and V are what
+stays in the cache. The last accepted row's output gives guess 1; forward i then takes one row, (guess i-1,
+that row's output), at the next position. The K and V of those rows are overwritten by the next round.
+
+Example: start 5, counts 2, K 3. Forward 1: rows at 5, 6 (later rows are padding); row 6 guesses token 8.
+Forward 2: row 7 guesses token 9. Forward 3: row 8 guesses token 10. The next round starts at 5 + 2 = 7.
+"""
+
+import torch
+from torch import Tensor
+
+from eyas.core.batch import Committed, Draft
+from eyas.drafters.head_drafter import HeadDrafter
+
+
+class Eagle3Drafter(HeadDrafter):
+    """Runs an Eagle3Model; see HeadDrafter for the arguments."""
+
+    name = "eagle3"
+
+    @torch.no_grad()
+    def propose(self, committed: Committed) -> Draft:
+        """Guess K tokens; see eyas.drafters.base.Drafter."""
+        num_requests, rows = committed.tokens.shape
+        batch = self._batch(committed, committed.tokens, committed.start, committed.counts)
+        normed, feedback = self._forward(batch, self._fused(committed).flatten(0, 1))
+        device = committed.tokens.device
+        last = torch.arange(num_requests, device=device) * rows + committed.counts - 1
+        normed, feedback = normed[last], feedback[last]
+        position, one = committed.start + committed.counts, torch.ones_like(committed.counts)
+        tokens: list[Tensor] = []
+        probs: list[Tensor] = []
+        for depth in range(self.num_draft_tokens):
+            if depth > 0:
+                batch = self._batch(committed, tokens[-1], position + (depth - 1), one)
+                normed, feedback = self._forward(batch, feedback)
+            guess, q = self._choose(normed.unsqueeze(1), committed, depth)
+            tokens.append(guess)
+            if q is not None:
+                probs.append(q)
+        return Draft(torch.cat(tokens, dim=1), torch.cat(probs, dim=1) if probs else None)

@@ -1,0 +1,86 @@
+"""P-EAGLE drafting, chain (arXiv 2602.01469, section 2): K guesses in one forward.
+
+Each request gets R + K - 1 rows: its accepted rows, then K - 1 mask rows at the positions after them, then
+padding. One causal rule serves all: mask row k sees the committed rows and the mask rows before it, which
+is the slot (anchor = last accepted row, depth k) of training. Mask rows write K and V for each other
+only; the next round starts at the position of the first one and overwrites them.
+
+Example: start 5, counts 2, R 4, K 3 (6 rows; logits are taken from the marked ones):
+    position   5        6        7      8      9        10
+    row        (a, f5)  (b, f6)  mask   mask   padding  padding
+    guesses             token 8  9      10
+"""
+
+import torch
+from torch import Tensor
+
+from eyas.core.batch import Committed, Draft, KVCache
+from eyas.core.vocab_map import VocabMap
+from eyas.drafters.choose import Uniform
+from eyas.drafters.head_drafter import HeadDrafter
+from eyas.drafters.peagle.model import PEagleModel
+
+
+class PEagleDrafter(HeadDrafter):
+    """Runs a PEagleModel with any K; see HeadDrafter for the arguments."""
+
+    name = "peagle"
+
+    def __init__(
+        self,
+        model: PEagleModel,
+        vocab_map: VocabMap,
+        num_draft_tokens: int,
+        *,
+        sample_drafts: bool = False,
+        uniform: Uniform | None = None,
+    ) -> None:
+        super().__init__(model, vocab_map, num_draft_tokens, sample_drafts=sample_drafts, uniform=uniform)
+        self._peagle = model
+        self._mask_weights = [model.mask_hidden, model.fc.weight]
+        self._mask_weights += [] if model.input_norm is None else list(model.input_norm.parameters())
+        self._mask_weights += [] if model.fc_norm is None else list(model.fc_norm.parameters())
+        self._fused_mask: Tensor | None = None
+        self._mask_versions: list[int] = []
+
+    def bind(self, cache: KVCache | None, max_visible: int) -> None:
+        """Receive the cache and fuse the shared mask state once."""
+        super().bind(cache, max_visible)
+        self._mask_hidden()
+
+    @torch.no_grad()
+    def propose(self, committed: Committed) -> Draft:
+        """Guess K tokens; see eyas.drafters.base.Drafter."""
+        num_requests, rows = committed.tokens.shape
+        extra = self.num_draft_tokens - 1
+        fused, tokens = self._fused(committed), committed.tokens
+        mask_rows = fused.new_zeros(num_requests, extra, fused.shape[-1])
+        fused, tokens = (
+            torch.cat((fused, mask_rows), 1),
+            torch.cat((tokens, tokens.new_zeros(num_requests, extra)), 1),
+        )
+        index = torch.arange(rows + extra, device=tokens.device)
+        real = index < committed.counts[:, None]
+        tokens = torch.where(real, tokens, self._peagle.mask_token_id)
+        hidden = torch.where(real.unsqueeze(-1), fused, self._mask_hidden())
+        batch = self._batch(committed, tokens, committed.start, committed.counts + extra)
+        normed, _ = self._forward(batch, hidden.flatten(0, 1))
+        first = torch.arange(num_requests, device=tokens.device) * (rows + extra) + committed.counts - 1
+        wanted = first[:, None] + torch.arange(self.num_draft_tokens, device=tokens.device)
+        guesses, probs = self._choose(normed[wanted], committed, 0)
+        return Draft(guesses, probs)
+
+    @torch.no_grad()
+    def _mask_hidden(self) -> Tensor:
+        """The fused mask_hidden [D], kept until a weight that it depends on changes.
+
+        A change is written into the same tensor. A CUDA graph does not run this check: call `bind` or an
+        eager `propose` after changing weights.
+        """
+        versions = [weight._version for weight in self._mask_weights]  # noqa: SLF001 - torch's change counter
+        if self._fused_mask is None:
+            self._fused_mask = self._peagle.fused_mask().clone()
+        elif versions != self._mask_versions:
+            self._fused_mask.copy_(self._peagle.fused_mask())
+        self._mask_versions = versions
+        return self._fused_mask

@@ -1,0 +1,46 @@
+import naive
+import pytest
+import rounds
+import torch
+
+from eyas.drafters.eagle3.propose import Eagle3Drafter
+from eyas.drafters.peagle.propose import PEagleDrafter
+
+FLAGS = [
+    {},
+    {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True, "attention_bias": True},
+    {"fc_norm": True, "qk_norm": True, "num_layers": 2},
+]
+
+
+def make(kind, num_draft_tokens, **flags):
+    model, vocab_map = rounds.head(kind, **flags)
+    rounds.in_double(model)
+    drafter = (PEagleDrafter if kind == "peagle" else Eagle3Drafter)(model, vocab_map, num_draft_tokens)
+    seen = []
+    real = model.logits
+    model.logits = lambda normed: seen.append(real(normed)) or seen[-1]
+    return drafter, naive.NaiveHead(model), vocab_map, seen
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+@pytest.mark.parametrize("flags", FLAGS, ids=["plain", "norms", "fc_norm"])
+@pytest.mark.parametrize("num_draft_tokens", [1, 3, 7, 15])
+def test_drafts_equal_recomputing_everything(kind, flags, num_draft_tokens):
+    drafter, reference, vocab_map, seen = make(kind, num_draft_tokens, **flags)
+    sim = rounds.Rounds(drafter, lengths=[1, 9, 14], dtype=torch.float64)
+    sim.prefill(chunk=5)
+    assert seen == []  # prefill computes no logits
+
+    k = num_draft_tokens
+    for accepted in ([0, k, k // 2], [k, 0, 1], [k // 3, k // 2, 0]):
+        seen.clear()
+        draft = sim.round(accepted, k)
+        logits = torch.cat(seen, dim=1)
+
+        assert draft.probs is None
+        for b in range(sim.num):
+            m = len(sim.tokens[b]) - 1
+            guesses, wanted = reference.draft(sim.tokens[b], sim.features[b][:m], k, vocab_map.target_ids)
+            torch.testing.assert_close(logits[b], wanted, rtol=1e-8, atol=1e-8)
+            assert draft.tokens[b].tolist() == guesses
