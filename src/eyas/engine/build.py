@@ -1,0 +1,65 @@
+"""Targets and drafters from what users give: paths, names, or the objects themselves."""
+
+from pathlib import Path
+
+import torch
+
+from eyas.core.errors import ConfigError
+from eyas.drafters.base import Drafter
+from eyas.targets.base import Target
+
+DEFAULT_DRAFT_TOKENS = 5
+
+
+def resolve_target(
+    model: str | Path | Target, *, dtype: torch.dtype | None, device: torch.device | str | None
+) -> Target:
+    """Load a target, or check that a loaded one is what was asked for."""
+    if isinstance(model, Target):
+        if dtype is not None and dtype != model.dtype:
+            raise ConfigError(f"dtype={dtype}, but the target given was loaded as {model.dtype}")
+        if device is not None and torch.device(device).type != model.device.type:
+            raise ConfigError(f"device={device}, but the target given is on {model.device}")
+        return model
+    from eyas.targets.load import load_target
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return load_target(model, dtype=dtype, device=device)
+
+
+def resolve_drafter(
+    drafter: str | Path | Drafter | None,
+    target: Target,
+    *,
+    num_draft_tokens: int | None,
+    sample_drafts: bool,
+) -> Drafter | None:
+    """Build a drafter for this target, or pass a built one through."""
+    if drafter is None:
+        if num_draft_tokens:
+            raise ConfigError(f"num_draft_tokens={num_draft_tokens} needs a drafter, and none was given")
+        return None
+    if not isinstance(drafter, str | Path):
+        if num_draft_tokens not in (None, drafter.num_draft_tokens):
+            raise ConfigError(
+                f"num_draft_tokens={num_draft_tokens}, but the drafter given was built for "
+                f"{drafter.num_draft_tokens}"
+            )
+        return drafter
+    from eyas.drafters.build import build_drafter
+    from eyas.kernels.reference.random import uniform
+    from eyas.targets.load import load_target
+
+    return build_drafter(
+        str(drafter),
+        target_config=target.config,
+        identity=target.identity,
+        embed_weight=target.decoder.embed_tokens.weight,
+        lm_head_weight=target.decoder.lm_head_weight,
+        num_draft_tokens=num_draft_tokens or DEFAULT_DRAFT_TOKENS,
+        device=target.device,
+        dtype=target.dtype,
+        uniform=uniform if sample_drafts else None,
+        load_model=load_target,
+    )

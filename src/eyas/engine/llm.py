@@ -1,0 +1,259 @@
+"""The engine from Python.
+
+    llm = LLM("path/to/model", drafter="path/to/head", num_draft_tokens=5)
+    outputs = llm.generate(["Once upon a time"], SamplingParams(temperature=0.0, max_tokens=64))
+    for output in llm.stream("Once upon a time", SamplingParams(temperature=0.7, seed=1)):
+        print(output.outputs[0].text)
+    print(llm.stats.acceptance_length)
+
+Calls may be mixed: while one stream is read, every other running request moves on too. An LLM is not
+thread-safe; a server drives it from one thread.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eyas.core.errors import ConfigError, RequestError
+from eyas.core.outputs import RequestOutput
+from eyas.core.sampling import SamplingParams
+from eyas.drafters.base import Drafter
+from eyas.engine.build import resolve_drafter, resolve_target
+from eyas.engine.intake import Group, Intake, Prompt, context_limit
+from eyas.engine.progress import progress_bar
+from eyas.engine.request import Request
+from eyas.engine.results import request_output
+from eyas.engine.runner import Runner
+from eyas.engine.stats import EngineStats
+from eyas.targets.base import Target
+
+Progress = Callable[[int, int], None]
+"""Called with (finished requests, output tokens so far)."""
+
+
+class LLM:
+    """A target, perhaps a drafter, and the engine around them.
+
+    Args:
+        model: path or name of a target, or a loaded Target.
+        drafter: a head folder, "prompt_lookup", "small:PATH", a Drafter, or None for plain decoding.
+        num_draft_tokens: K; None for 5.
+        sample_drafts: draw drafts from the drafter's distribution at the request's temperature and verify
+            by the rejection rule; otherwise drafts are argmaxes, and a request gives the same tokens with
+            and without a drafter.
+        dtype: of weights and caches; None for float32 on the CPU and bfloat16 on CUDA.
+        device: None for CUDA if there is one.
+        max_model_len: context limit, prompt and output; None for the target's own, at most 8192.
+        max_num_seqs: requests that run at once; others wait.
+        page_size: tokens a KV page; None for 16 on CUDA, 256 on the CPU.
+        num_pages: KV pages; None for what memory allows.
+        gpu_memory_fraction: share of the free GPU memory that the caches may take.
+        prefill_chunk: prompt tokens of one request a step.
+        prefill_budget: prompt tokens of all requests a step; None for prefill_chunk on the CPU, 16 times
+            that on CUDA.
+        enforce_eager: never use CUDA graphs.
+        seed: of the seeds that requests without one get.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Target,
+        drafter: str | Path | Drafter | None = None,
+        *,
+        num_draft_tokens: int | None = None,
+        sample_drafts: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 64,
+        page_size: int | None = None,
+        num_pages: int | None = None,
+        gpu_memory_fraction: float = 0.85,
+        prefill_chunk: int = 512,
+        prefill_budget: int | None = None,
+        enforce_eager: bool = False,
+        seed: int = 0,
+    ) -> None:
+        for name, value in (("max_num_seqs", max_num_seqs), ("prefill_chunk", prefill_chunk)):
+            if value < 1:
+                raise ConfigError(f"{name}={value} must be at least 1")
+        self.target = resolve_target(model, dtype=dtype, device=device)
+        self.drafter = resolve_drafter(
+            drafter, self.target, num_draft_tokens=num_draft_tokens, sample_drafts=sample_drafts
+        )
+        max_len = context_limit(max_model_len, self.target.config.max_position_embeddings)
+        if prefill_budget is None:
+            prefill_budget = prefill_chunk * (16 if self.target.device.type == "cuda" else 1)
+        eos_ids = _end_of_text_ids(self.target)
+        self._runner = Runner(
+            self.target,
+            self.drafter,
+            max_len=max_len,
+            max_num_seqs=max_num_seqs,
+            page_size=page_size,
+            num_pages=num_pages,
+            gpu_memory_fraction=gpu_memory_fraction,
+            prefill_chunk=prefill_chunk,
+            prefill_budget=max(prefill_budget, prefill_chunk),
+            eos_token_ids=eos_ids,
+            enforce_eager=enforce_eager,
+        )
+        self._intake = Intake(
+            tokenizer=self.target.tokenizer,
+            vocab_size=self.target.config.vocab_size,
+            max_len=max_len,
+            num_draft_tokens=self.num_draft_tokens,
+            eos_token_ids=eos_ids,
+            seed=seed,
+        )
+        self._live: dict[str, Group] = {}
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """K; 0 without a drafter."""
+        return 0 if self.drafter is None else self.drafter.num_draft_tokens
+
+    @property
+    def max_model_len(self) -> int:
+        """The context limit."""
+        return self._runner.state.max_len
+
+    @property
+    def tokenizer(self) -> Any:
+        """The target's tokenizer, or None."""
+        return self.target.tokenizer
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters since the start, or since `stats.reset()`."""
+        return self._runner.stats
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete prompts (text, token ids, or lists of either); one RequestOutput each, in their order.
+
+        RequestError if any prompt or parameter is wrong, before anything runs. A failure of one request
+        while it runs ends that request alone, with finish_reason "error" and `error` set.
+        """
+        listed = _as_list(prompts)
+        groups = self._intake.groups(listed, params if params is not None else SamplingParams())
+        with progress_bar(len(groups), enabled=progress) as report:
+            self._run(groups, report)
+        return [self._output(group) for group in groups]
+
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        template_options: dict[str, Any] | None = None,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, rendered by the target's chat template."""
+        if not messages:
+            raise RequestError("messages is empty: at least one message is needed")
+        conversations: Sequence[Any] = [messages] if isinstance(messages[0], dict) else messages
+        prompts = [self._intake.chat_ids(one, template_options=template_options) for one in conversations]
+        return self.generate(prompts, params, progress=progress)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Complete one prompt and yield its cumulative state whenever tokens were committed.
+
+        A wrong request raises at once. Closing the iterator aborts the request and frees its pages.
+        """
+        group = self._intake.group(prompt, params if params is not None else SamplingParams(), text=True)
+        return self._stream(group)
+
+    def generate_ids(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams],
+        progress: Progress | None = None,
+    ) -> list[list[int]]:
+        """Output token ids of many prompts, without text; the cheapest way through the engine.
+
+        A stop token that ended an output is its last id. A request that fails gives what it had.
+        `progress` is called after every step in which a request ended.
+        """
+        groups = self._intake.groups(prompts, params)
+        if any(group.params.n > 1 for group in groups):
+            raise RequestError("generate_ids gives one output a prompt: n must be 1")
+        self._run(groups, progress)
+        return [group.requests[0].output_ids for group in groups]
+
+    def abort(self, request_id: str) -> bool:
+        """End a request and free its pages; False if no such request is running or waiting."""
+        group = self._live.pop(request_id, None)
+        if group is None:
+            return False
+        for request in group.requests:
+            self._abort(request)
+        return True
+
+    def _output(self, group: Group) -> RequestOutput:
+        decode = None if self.tokenizer is None else self._intake.decoder(group.params)
+        return request_output(group, decode)
+
+    def _submit(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            self._live[group.request_id] = group
+            for request in group.requests:
+                self._runner.scheduler.add(request)
+
+    def _run(self, groups: Sequence[Group], progress: Progress | None) -> None:
+        """Step until all of these have ended; leave nothing behind if that is interrupted."""
+        mine = {id(request) for group in groups for request in group.requests}
+        total, before = len(mine), self.stats.committed
+        try:
+            self._submit(groups)
+            while mine:
+                ended = self._runner.step()
+                mine.difference_update(map(id, ended))
+                if progress is not None and ended:
+                    progress(total - len(mine), self.stats.committed - before)
+        finally:
+            for group in groups:
+                self.abort(group.request_id)
+
+    def _stream(self, group: Group) -> Iterator[RequestOutput]:
+        try:
+            self._submit([group])
+            seen = 0
+            while not group.finished:
+                self._runner.step()
+                size = sum(len(request.output_ids) for request in group.requests)
+                if size != seen or group.finished:
+                    seen = size
+                    yield self._output(group)
+        finally:
+            self.abort(group.request_id)
+
+    def _abort(self, request: Request) -> None:
+        if request.finish_reason is None:
+            request.finish_reason = "abort"
+            self._runner.release(request)
+
+
+def _as_list(prompts: str | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts, whatever single prompt or sequence was given."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)
+
+
+def _end_of_text_ids(target: Target) -> list[int]:
+    """The target's end-of-text ids and its tokenizer's."""
+    ids = set(target.config.eos_token_ids)
+    own = getattr(target.tokenizer, "eos_token_id", None)
+    if own is not None:
+        ids.add(int(own))
+    return sorted(ids)

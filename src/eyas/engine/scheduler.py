@@ -1,0 +1,171 @@
+"""Who runs in the next step; integers and deques only, no tensors.
+
+Rules
+- First come, first served. A request is admitted when a state row is free and pages for its known tokens
+  and one whole step are; it keeps them until it ends or is preempted.
+- Every decoding request owns pages for `lookahead` positions past its length before a step starts:
+  K + 1 verified rows, then K rows that a drafter may write behind them. Positions at or past `max_len`
+  have no page.
+- When pages run out, the newest running request is preempted: its pages are freed and it goes back to the
+  front of the queue. The oldest request can always go on, because one request of max_len fits.
+- A step prefills at most `prefill_budget` tokens, `prefill_chunk` a request, so that decoding requests are
+  never held up for longer. All tokens but the last are prefilled; a request whose prefill ends in this
+  step decodes in this step.
+
+Example, page_size 4, K = 3 (lookahead 7), prompt of 6 tokens: prefill positions 0..4; the first step
+verifies positions 5..8 and drafts up to 11, so it is admitted with 12 / 4 = 3 pages.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from eyas.engine.block_manager import BlockManager
+from eyas.engine.request import Request
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Prefill tokens [start, end) of a request."""
+
+    request: Request
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step. `grown` lists pages newly owned: (slot, index in the page table, page)."""
+
+    admitted: list[Request] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    decodes: list[Request] = field(default_factory=list)
+    grown: list[tuple[int, int, int]] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+
+
+class Scheduler:
+    """Queues, state rows and pages."""
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        *,
+        page_size: int,
+        max_num_seqs: int,
+        max_len: int,
+        lookahead: int,
+        prefill_chunk: int,
+        prefill_budget: int,
+    ) -> None:
+        assert (blocks.num_pages - 1) * page_size >= max_len, "one request of max_len must fit"
+        assert 0 < prefill_chunk <= prefill_budget
+        self.blocks, self.page_size, self.max_len, self.lookahead = blocks, page_size, max_len, lookahead
+        self.prefill_chunk, self.prefill_budget = prefill_chunk, prefill_budget
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        """In the order of admission, oldest first."""
+        self.free_slots = list(range(max_num_seqs - 1, -1, -1))
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits or runs."""
+        return not self.waiting and not self.running
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self.waiting.append(request)
+
+    def finish(self, request: Request) -> None:
+        """Free all that a request holds, wherever it is (end or abort)."""
+        if request.slot >= 0:
+            self.running.remove(request)
+            self._release(request)
+        else:
+            self.waiting.remove(request)
+
+    def schedule(self) -> Plan:
+        """Plan the next step: grow, prefill, admit. Empty decodes and chunks mean nothing to do."""
+        plan = Plan()
+        budget = self.prefill_budget
+        self._grow(plan)
+        for request in self.running:
+            if not request.decoding:
+                budget -= self._chunk(request, budget, plan)
+        if not plan.preempted:
+            self._admit(budget, plan)
+        plan.decodes = [request for request in self.running if request.decoding]
+        return plan
+
+    def check_integrity(self) -> None:
+        """Assert that every page and state row has exactly one owner."""
+        self.blocks.check_integrity(request.pages for request in self.running)
+        slots = [request.slot for request in self.running]
+        total = len(self.free_slots) + len(slots)
+        assert sorted([*slots, *self.free_slots]) == list(range(total)), "a state row got lost"
+        assert all(request.slot < 0 and not request.pages for request in self.waiting)
+
+    def _pages_for(self, num_cached: int) -> int:
+        """Pages that a step from this length may touch."""
+        return -(-min(num_cached + self.lookahead, self.max_len) // self.page_size)
+
+    def _grow(self, plan: Plan) -> None:
+        """Give every decoding request the pages of its next step, preempting the newest if need be."""
+        for request in list(self.running):
+            if request.slot < 0:
+                continue  # preempted for the sake of an older one
+            missing = self._pages_for(request.num_cached) - len(request.pages)
+            if missing <= 0:
+                continue
+            while self.blocks.num_free < missing and request.slot >= 0:
+                self._preempt(self.running[-1], plan)
+            if request.slot >= 0:
+                first = len(request.pages)
+                request.pages += self.blocks.allocate(missing)
+                plan.grown += [(request.slot, i, request.pages[i]) for i in range(first, first + missing)]
+        if plan.preempted:
+            slots = {request.slot for request in self.running}
+            plan.grown = [entry for entry in plan.grown if entry[0] in slots]
+
+    def _chunk(self, request: Request, budget: int, plan: Plan) -> int:
+        """Plan a prefill chunk within the budget and count it as cached; returns its length."""
+        start = request.num_cached
+        end = min(request.num_tokens - 1, start + self.prefill_chunk, start + budget)
+        if end > start:
+            plan.chunks.append(Chunk(request, start, end))
+            request.num_cached = end
+        return end - start
+
+    def _admit(self, budget: int, plan: Plan) -> None:
+        """Take requests from the front of the queue while rows, pages and budget last."""
+        while self.waiting and self.free_slots:
+            request = self.waiting[0]
+            known = request.num_tokens - 1
+            if known > 0 and budget <= 0:
+                break
+            need = self._pages_for(known)
+            # Leave a page for each running request, else the newcomer is preempted at once.
+            spare = len(self.running)
+            if need + spare > self.blocks.num_free and (self.running or need > self.blocks.num_free):
+                break
+            self.waiting.popleft()
+            request.slot = self.free_slots.pop()
+            request.pages = self.blocks.allocate(need)
+            request.num_cached = 0
+            self.running.append(request)
+            plan.admitted.append(request)
+            budget -= self._chunk(request, budget, plan)
+
+    def _preempt(self, request: Request, plan: Plan) -> None:
+        """Send the newest running request back to the front of the queue."""
+        assert self.running[-1] is request
+        self.running.pop()
+        self._release(request)
+        request.stats.preemptions += 1
+        self.waiting.appendleft(request)
+        plan.preempted.append(request)
+
+    def _release(self, request: Request) -> None:
+        """Give pages and state row back."""
+        self.blocks.free(request.pages)
+        self.free_slots.append(request.slot)
+        request.pages, request.slot, request.num_cached = [], -1, 0

@@ -1,0 +1,112 @@
+"""What the device knows about the running requests: one row a request slot.
+
+Rows 0 .. S - 1 belong to requests. Row S is the trash row: padding of a CUDA-graph bucket points to it, it
+always has length 0 and its page table points to the scratch page 0. All tensors keep their address, so
+graphs may read and write them.
+
+Example, slot 2 decodes a prompt [11, 12, 13] that has given [14, 15] so far, K = 3, max_len 64:
+    history[2]     11 12 13 14 15 * * ...      entries from here on are left over or zero
+    length[2]      4                           tokens 11 .. 14 are cached
+    last_token[2]  15                          stands at position 4 = length
+    drafts[2]      guesses for positions 5, 6, 7, or -1
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from eyas.engine.request import Request
+from eyas.engine.sampler_state import SamplingState
+
+
+class EngineState:
+    """Tensors of S + 1 rows; see the module for what a row means."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        *,
+        num_draft_tokens: int,
+        max_len: int,
+        page_size: int,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        device: torch.device | str,
+    ) -> None:
+        rows, pages = num_slots + 1, -(-max_len // page_size)
+        self.num_slots, self.max_len, self.page_size = num_slots, max_len, page_size
+        self.num_draft_tokens, self.vocab_size = num_draft_tokens, vocab_size
+        self.device = torch.device(device)
+        self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.drafts = torch.full((rows, num_draft_tokens), -1, dtype=torch.int64, device=device)
+        self.draft_probs: Tensor | None = None
+        """float32 [S + 1, K, V], the q of sampled drafts; made when the first such draft is committed."""
+        self.length = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.page_table = torch.zeros(rows, pages, dtype=torch.int32, device=device)
+        # A run of K + 1 tokens may be written behind the last valid position: the host drops those tokens.
+        self.history = torch.zeros(rows, max_len + num_draft_tokens + 2, dtype=torch.int64, device=device)
+        self.sampling = SamplingState(num_slots, vocab_size, eos_token_ids=eos_token_ids, device=device)
+        self._dirty: set[int] = set()
+        """Slots whose sampling row is not the cleared one."""
+
+    def keep_draft_probs(self) -> Tensor:
+        """Allocate the rows of q once."""
+        if self.draft_probs is None:
+            shape = (self.num_slots + 1, self.num_draft_tokens, self.vocab_size)
+            self.draft_probs = torch.zeros(shape, dtype=torch.float32, device=self.device)
+        return self.draft_probs
+
+    def admit(self, requests: Sequence[Request]) -> None:
+        """Fill the rows of newly admitted requests: known tokens, pages, no drafts, sampling parameters.
+
+        A few transfers for all of them together, whatever their number.
+        """
+        slots, lengths, columns, flat = [], [], [], []
+        for request in requests:
+            ids = request.token_ids
+            slots += [request.slot] * len(ids)
+            columns += range(len(ids))
+            flat += ids
+            lengths.append(len(ids))
+        where = self.upload([slots, columns, flat])
+        self.history[where[0], where[1]] = where[2]
+        rows = self.upload(
+            [
+                [request.slot for request in requests],
+                [length - 1 for length in lengths],
+                [(request.output_ids or request.prompt_ids)[-1] for request in requests],
+            ]
+        )
+        self.length[rows[0]] = rows[1]
+        self.last_token[rows[0]] = rows[2]
+        self.drafts[rows[0]] = -1
+        if self.draft_probs is not None:
+            self.draft_probs[rows[0]] = 0.0
+        self.set_pages([(r.slot, i, page) for r in requests for i, page in enumerate(r.pages)])
+        for request in requests:
+            self._set_sampling(request)
+
+    def set_pages(self, entries: Sequence[tuple[int, int, int]]) -> None:
+        """Write (slot, index, page) entries of the page table in one transfer."""
+        if entries:
+            where = self.upload([list(column) for column in zip(*entries, strict=True)])
+            self.page_table[where[0], where[1]] = where[2].to(torch.int32)
+
+    def upload(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Integers of the host as int64 [len(rows), n] on the device, in one transfer."""
+        host = torch.tensor(rows, dtype=torch.int64)
+        return host.to(self.device, non_blocking=True)
+
+    def _set_sampling(self, request: Request) -> None:
+        # A greedy step reads no sampling row, but a greedy request may share a batch with sampled ones and
+        # a slot's row may hold what its last owner wanted. Writing costs several launches, so plain greedy
+        # requests only clear rows that need it.
+        if request.needs:
+            self.sampling.set_row(
+                request.slot, request.params, num_prompt_tokens=len(request.prompt_ids), seed=request.seed
+            )
+            self._dirty.add(request.slot)
+        elif request.slot in self._dirty:
+            self.sampling.clear_row(request.slot)
+            self._dirty.discard(request.slot)

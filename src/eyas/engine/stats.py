@@ -1,0 +1,119 @@
+"""What the engine counted, and a clock for the phases of a step that never waits for the device.
+
+Acceptance length (AL) = committed / row_steps: tokens that requests kept per target forward in which they
+took part, the target's own token included. Tokens dropped behind a stop count nowhere.
+
+Example, K = 3, one request, three steps that keep 1, 4 and 2 tokens:
+    committed 7   row_steps 3   AL 2.33   accepted 4   accepted_by_depth [2, 1, 1]
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Totals since the engine was made or `reset` was called; seconds are wall time of the device's work."""
+
+    steps: int = 0
+    """Decode steps (target forwards), whatever the batch."""
+    row_steps: int = 0
+    """Requests summed over decode steps."""
+    committed: int = 0
+    """Output tokens kept."""
+    drafted: int = 0
+    """Drafts that were verified."""
+    accepted: int = 0
+    """Drafts that became output."""
+    runs: list[int] = field(default_factory=list)
+    """runs[n]: how often a request kept n tokens in a step, n = 1 .. K + 1."""
+    prefill_tokens: int = 0
+    preemptions: int = 0
+    prefill_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    """Target forward and acceptance."""
+    draft_seconds: float = 0.0
+    """Drafter's rows, its forwards, and the commit."""
+    wall_seconds: float = 0.0
+    """Time spent in Runner.step."""
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens committed per target forward, bonus token included; 0 before the first step."""
+        return self.committed / self.row_steps if self.row_steps else 0.0
+
+    @property
+    def accepted_by_depth(self) -> list[int]:
+        """How many row steps accepted the draft at depth 1, 2, ..., unconditional."""
+        return [sum(self.runs[depth + 1 :]) for depth in range(1, len(self.runs) - 1)]
+
+    @property
+    def acceptance_by_depth(self) -> list[float]:
+        """Share of row steps that accepted the draft at depth 1, 2, ..., unconditional."""
+        return [count / max(self.row_steps, 1) for count in self.accepted_by_depth]
+
+    @property
+    def overhead_seconds(self) -> float:
+        """Wall time that is neither prefill, nor verification, nor drafting: the host's own work."""
+        return max(0.0, self.wall_seconds - self.prefill_seconds - self.verify_seconds - self.draft_seconds)
+
+    def reset(self) -> None:
+        """Start again from zero."""
+        fresh = EngineStats(runs=[0] * len(self.runs))
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(fresh, name))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything above as plain JSON values."""
+        names = [name for name in self.__dataclass_fields__ if name != "runs"]
+        derived = ["acceptance_length", "accepted_by_depth", "acceptance_by_depth", "overhead_seconds"]
+        return {name: getattr(self, name) for name in names + derived}
+
+
+class PhaseClock:
+    """Adds the time since the last mark to a field of EngineStats.
+
+    On CUDA the marks are events, read once the device has passed them; elsewhere the wall clock.
+    """
+
+    def __init__(self, stats: EngineStats, device: torch.device) -> None:
+        self._stats, self._cuda = stats, device.type == "cuda"
+        self._last = 0.0
+        self._event: torch.cuda.Event | None = None
+        self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event, str]] = []
+
+    def start(self) -> None:
+        """Set the mark."""
+        if self._cuda:
+            self._event = self._record()
+        else:
+            self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Add the time since the last mark to `name` and move the mark here."""
+        if self._cuda:
+            assert self._event is not None, "start() comes first"
+            event = self._record()
+            self._pending.append((self._event, event, name))
+            self._event = event
+        else:
+            now = time.perf_counter()
+            self._add(name, now - self._last)
+            self._last = now
+
+    def collect(self) -> None:
+        """Read the events that the device has passed; never waits."""
+        while self._pending and self._pending[0][1].query():
+            begin, end, name = self._pending.pop(0)
+            self._add(name, begin.elapsed_time(end) / 1000)
+
+    def _record(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _add(self, name: str, seconds: float) -> None:
+        setattr(self._stats, name, getattr(self._stats, name) + seconds)

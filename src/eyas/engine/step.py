@@ -1,0 +1,143 @@
+"""The speculative step as five pure sentences: verify, accept, expand, draft, commit.
+
+The same functions run eagerly and inside CUDA graphs: shapes depend on the number of rows and K alone, and
+no value is read back to the host. Without a drafter K is 0 and the step is plain decoding.
+
+    verified = verify(models, state, slots, max_visible)
+    accepted = accept(state, slots, verified, needs)
+    committed = expand(state, slots, verified, accepted)
+    draft = models.drafter.propose(committed)
+    commit(state, slots, verified, accepted, draft)
+
+Legend: B requests in the step (graph padding included), S + 1 state rows, K drafts, R = K + 1 rows.
+
+Example, K = 3, one request: length 5, last token t, drafts [d1, d2, d3], the target agrees with d1 only:
+    verify   rows [t, d1, d2, d3] at positions 5..8
+    accept   tokens [d1, b, *, *], counts 2
+    expand   draft rows (d1, features at 5), (b, features at 6); the other two are padding
+    commit   length 7, last token b, new drafts; history[6] = d1, history[7] = b
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from eyas.core.batch import Committed, Draft, KVCache
+from eyas.drafters.base import Drafter
+from eyas.engine.sampler import Needs, bad_requests, choose, row_positions, target_probs
+from eyas.engine.state import EngineState
+from eyas.nn.paged import PagedContext, uniform_batch
+from eyas.targets.decoder import Decoder
+from eyas.verify.accepted import Accepted
+from eyas.verify.greedy import accept_by_match
+from eyas.verify.rejection import reject_sampled
+
+
+@dataclass(slots=True)
+class StepModels:
+    """What a step computes with."""
+
+    decoder: Decoder
+    cache: KVCache
+    drafter: Drafter | None
+
+
+class Verified(NamedTuple):
+    """Outcome of the target forward over the last tokens and the drafts."""
+
+    logits: Tensor
+    """[B, R, V]"""
+    features: Tensor | None
+    """[B, R, A * D]"""
+    start: Tensor
+    """int64 [B], position of row 0 (the length before this step)"""
+    drafts: Tensor
+    """int64 [B, K]"""
+    page_table: Tensor
+    """int32 [B, P]"""
+
+
+def verify(models: StepModels, state: EngineState, slots: Tensor, max_visible: int) -> Verified:
+    """Run the target over [last token, drafts] of each request: row r sits at position length + r.
+
+    Missing drafts (-1) run as token 0: nothing accepts them.
+    """
+    drafts, start, page_table = state.drafts[slots], state.length[slots], state.page_table[slots]
+    rows = torch.cat((state.last_token[slots].unsqueeze(1), drafts.clamp_min(0)), dim=1)
+    batch = uniform_batch(
+        token_ids=rows,
+        start=start,
+        counts=torch.full_like(start, rows.shape[1]),
+        page_table=page_table,
+        page_size=state.page_size,
+        max_position=state.max_len,
+        max_visible=max_visible,
+    )
+    capture = models.drafter.aux_layers if models.drafter is not None else ()
+    context = PagedContext(models.cache, batch)
+    hidden, features = models.decoder(batch.token_ids, batch.positions, context, capture=capture)
+    return Verified(
+        logits=models.decoder.logits(hidden).unflatten(0, rows.shape),
+        features=None if features is None else features.unflatten(0, rows.shape),
+        start=start,
+        drafts=drafts,
+        page_table=page_table,
+    )
+
+
+def accept(state: EngineState, slots: Tensor, verified: Verified, needs: Needs) -> tuple[Accepted, Tensor]:
+    """Choose at every row and keep the drafts that were right.
+
+    Returns (accepted, report int64 [B, K + 3]): the tokens, how many of them count, how many drafts there
+    were. Count 0 says that the target's logits were no distribution (NaN, or nothing but -inf): the host
+    ends that request with an error. Everything the host needs to know is in this one tensor.
+    """
+    arguments = (verified.logits, state.sampling, slots, verified.drafts, verified.start + 1, state.history)
+    if needs & Needs.SAMPLE and state.draft_probs is not None:
+        probs, bad_rows = target_probs(*arguments, needs)
+        positions = row_positions(verified.start + 1, probs.shape[1])
+        # Greedy rows carry all mass on their argmax, and for them the rule accepts exactly the argmax.
+        accepted = reject_sampled(
+            probs, state.draft_probs[slots], verified.drafts, state.sampling.seeds[slots], positions
+        )
+    else:
+        choices, bad_rows = choose(*arguments, needs)
+        accepted = accept_by_match(choices, verified.drafts)
+    counts = torch.where(bad_requests(bad_rows, accepted.counts), 0, accepted.counts)
+    drafted = (verified.drafts >= 0).sum(1)
+    return accepted, torch.cat((accepted.tokens, counts.unsqueeze(1), drafted.unsqueeze(1)), dim=1)
+
+
+def expand(state: EngineState, slots: Tensor, verified: Verified, accepted: Accepted) -> Committed:
+    """Write the accepted tokens to the history and lay out the drafter's rows, shifted by one.
+
+    All R tokens are written; those past the count are overwritten by the next step.
+    """
+    columns = row_positions(verified.start + 1, accepted.tokens.shape[1])
+    state.history[slots.unsqueeze(1), columns] = accepted.tokens
+    return Committed(
+        tokens=accepted.tokens,
+        features=verified.features,
+        start=verified.start,
+        counts=accepted.counts,
+        page_table=verified.page_table,
+        history=state.history[slots],
+        max_position=state.max_len,
+        temperature=state.sampling.temperature[slots],
+        seeds=state.sampling.seeds[slots],
+    )
+
+
+def commit(
+    state: EngineState, slots: Tensor, verified: Verified, accepted: Accepted, draft: Draft | None
+) -> None:
+    """Advance lengths and last tokens, and keep the new drafts. The trash row stays at length 0."""
+    newest = accepted.tokens.gather(1, accepted.counts.unsqueeze(1) - 1).squeeze(1)
+    state.last_token[slots] = newest
+    state.length[slots] = torch.where(slots < state.num_slots, verified.start + accepted.counts, 0)
+    if draft is not None:
+        state.drafts[slots] = draft.tokens
+        if draft.probs is not None:
+            state.keep_draft_probs()[slots] = draft.probs
