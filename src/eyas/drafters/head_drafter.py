@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from eyas.core.batch import Committed, Draft, ForwardBatch, KVCache
+from eyas.core.batch import Committed, Draft, ForwardBatch, KVCache, KVLayout
 from eyas.core.errors import ConfigError
 from eyas.core.tree import DraftTree
 from eyas.core.vocab_map import VocabMap
@@ -37,7 +37,7 @@ class HeadDrafter:
         self.model, self.vocab_map = model, vocab_map.to(model.fc.weight.device)
         self.tree = DraftTree.chain(num_draft_tokens)
         self.aux_layers = model.config.aux_layers
-        self.kv_layout = model.kv_layout
+        self.kv_layout: KVLayout | None = model.kv_layout
         self.uniform = uniform if sample_drafts else None
         self._cache: KVCache | None = None
         self._max_visible = 0

@@ -16,7 +16,7 @@ No model, no cache. Tokens of which no n-gram repeats get -1 (no proposal).
 import torch
 from torch import Tensor
 
-from eyas.core.batch import Committed, Draft, KVCache
+from eyas.core.batch import Committed, Draft, KVCache, KVLayout
 from eyas.core.errors import ConfigError
 from eyas.core.tree import DraftTree
 
@@ -26,7 +26,7 @@ class PromptLookupDrafter:
 
     name = "prompt_lookup"
     aux_layers: tuple[int, ...] = ()
-    kv_layout = None
+    kv_layout: KVLayout | None = None
 
     def __init__(self, num_draft_tokens: int, *, max_ngram: int = 3) -> None:
         if num_draft_tokens < 1:

@@ -78,7 +78,7 @@ class SmallModelDrafter:
             )
         self.model, self._small_vocab_size = model, small_vocab_size
         self.tree = DraftTree.chain(num_draft_tokens)
-        self.kv_layout = model.kv_layout
+        self.kv_layout: KVLayout | None = model.kv_layout
         self.uniform = uniform if sample_drafts else None
         shared = torch.arange(min(small_vocab_size, vocab_size), device=device)
         self.vocab_map = VocabMap(shared, vocab_size)

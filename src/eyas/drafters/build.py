@@ -1,0 +1,104 @@
+"""From what a user writes after --drafter to a Drafter.
+
+heads/my-head     a head folder; its config says eagle3 or peagle
+prompt_lookup     n-gram lookup in the request's own text (alias: pld)
+small:PATH        a small model of the target's family
+none              no drafter (also None)
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from eyas.core.errors import ConfigError
+from eyas.core.model_config import TargetConfig, TargetIdentity
+from eyas.drafters.artifact import load_head
+from eyas.drafters.base import Drafter
+from eyas.drafters.choose import Uniform
+from eyas.drafters.eagle3.propose import Eagle3Drafter
+from eyas.drafters.peagle.model import PEagleModel
+from eyas.drafters.peagle.propose import PEagleDrafter
+from eyas.drafters.prompt_lookup.propose import PromptLookupDrafter
+from eyas.drafters.small_model.propose import LanguageModel, SmallModelDrafter
+
+DEFAULT_NUM_DRAFT_TOKENS = {"eagle3": 3, "peagle": 7, "prompt_lookup": 7, "small_model": 4}
+SMALL = "small:"
+
+
+class LoadedModel(Protocol):
+    """What `load_model` returns; eyas.targets.base.Target is one."""
+
+    @property
+    def decoder(self) -> LanguageModel:
+        """The module that runs."""
+        ...
+
+    @property
+    def config(self) -> TargetConfig:
+        """Its shapes."""
+        ...
+
+
+def build_drafter(
+    spec: str | Path | None,
+    *,
+    target_config: TargetConfig,
+    identity: TargetIdentity | None,
+    embed_weight: Tensor,
+    lm_head_weight: Tensor | None = None,
+    num_draft_tokens: int | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    sample_drafts: bool = False,
+    uniform: Uniform | None = None,
+    load_model: Callable[[str], LoadedModel] | None = None,
+) -> Drafter | None:
+    """Build the drafter that `spec` names, or None for plain decoding.
+
+    K is `num_draft_tokens`, by default 3 for eagle3, 7 for peagle and prompt_lookup, 4 for a small model.
+    Raises ConfigError for a spec that names nothing, and what `load_head` raises.
+    """
+    name = "" if spec is None else str(spec)
+    if name in ("", "none"):
+        return None
+    count = (
+        DEFAULT_NUM_DRAFT_TOKENS
+        if num_draft_tokens is None
+        else dict.fromkeys(DEFAULT_NUM_DRAFT_TOKENS, num_draft_tokens)
+    )
+    if name in ("prompt_lookup", "pld"):
+        return PromptLookupDrafter(count["prompt_lookup"])
+    if name.startswith(SMALL):
+        if load_model is None:
+            raise ConfigError(f"drafter {name!r} needs a way to load models (load_model)")
+        small = load_model(name.removeprefix(SMALL))
+        return SmallModelDrafter(
+            small.decoder,
+            count["small_model"],
+            small_vocab_size=small.config.vocab_size,
+            vocab_size=target_config.vocab_size,
+            device=device,
+            sample_drafts=sample_drafts,
+            uniform=uniform,
+        )
+    if not Path(name).is_dir():
+        raise ConfigError(
+            f"drafter {name!r} is not a head folder; write a folder with config.json and model.safetensors, "
+            "prompt_lookup, or small:PATH"
+        )
+    head = load_head(
+        name,
+        target_config,
+        embed_weight,
+        identity=identity,
+        lm_head_weight=lm_head_weight,
+        device=device,
+        dtype=dtype,
+    )
+    model, kind = head.model, head.config.kind
+    if isinstance(model, PEagleModel):
+        return PEagleDrafter(model, head.vocab_map, count[kind], sample_drafts=sample_drafts, uniform=uniform)
+    return Eagle3Drafter(model, head.vocab_map, count[kind], sample_drafts=sample_drafts, uniform=uniform)

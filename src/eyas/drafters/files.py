@@ -1,0 +1,71 @@
+"""Reading and writing a head's files: safetensors and JSON only, written to a temporary name and moved."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from eyas.core.errors import ModelFormatError
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Write JSON with two spaces of indentation."""
+    _replace(path, lambda name: name.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8"))
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write safetensors; tensors may be on any device and share memory."""
+    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    _replace(path, lambda name: save_file(ready, name, metadata={"format": "pt"}))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Parse a JSON object; ModelFormatError names the file otherwise."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelFormatError(
+            f"{path} is missing; a head is a folder with config.json and model.safetensors"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ModelFormatError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelFormatError(f"{path} must hold a JSON object")
+    return values
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder: model.safetensors, or the shards of model.safetensors.index.json."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").exists():
+        paths = [folder / "model.safetensors"]
+    elif index.exists():
+        paths = sorted({folder / Path(name).name for name in read_json(index)["weight_map"].values()})
+    else:
+        pickles = sorted(path.name for path in folder.glob("*.bin")) + sorted(
+            p.name for p in folder.glob("*.pt")
+        )
+        hint = f"; {pickles[0]} is a pickle and is never read, convert it to safetensors" if pickles else ""
+        raise ModelFormatError(f"{folder} has no model.safetensors{hint}")
+    tensors: dict[str, Tensor] = {}
+    for path in paths:
+        try:
+            tensors.update(load_file(path))
+        except (OSError, SafetensorError) as error:
+            raise ModelFormatError(f"{path} cannot be read as safetensors: {error}") from error
+    return tensors
+
+
+def _replace(path: Path, write: Any) -> None:
+    """Call write(temporary path), then move it to `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

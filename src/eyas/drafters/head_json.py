@@ -1,0 +1,235 @@
+"""config.json of a head: the plain format of vLLM and SGLang, the `speculators` format, and ours.
+
+Plain: one flat decoder config; `vocab_size` is the target's. Speculators: head fields at the top, the decoder
+under `transformer_layer_config`. Flags missing from a speculators config take that format's defaults
+(norm_before_residual is true for eagle3 and false for peagle), from a plain config false.
+
+Ids of captured layers have two meanings in the wild: the residual stream ENTERING layer k (top-level
+`eagle_aux_hidden_state_layer_ids`, ours) or the OUTPUT of layer k, one less for the same stream
+(`eagle_config`, as SGLang reads it). None are written for the default three layers, where all agree.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from eyas.core.capture import default_aux_layers
+from eyas.core.errors import HeadMismatchError, ModelFormatError
+from eyas.core.model_config import RopeConfig, TargetConfig
+from eyas.drafters.head_config import HeadConfig, HeadKind
+
+AUX_IDS = "eagle_aux_hidden_state_layer_ids"
+MASK_ID_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+
+def read_config(values: dict[str, Any], target: TargetConfig, *, where: str) -> HeadConfig:
+    """HeadConfig of a parsed config.json for this target; embedding ownership is decided by the loader.
+
+    Raises ModelFormatError naming the field, or HeadMismatchError where the shapes are another target's.
+    """
+    speculators = "transformer_layer_config" in values
+    body = values["transformer_layer_config"] if speculators else values
+    if not isinstance(body, dict):
+        raise ModelFormatError(f"{where}: transformer_layer_config must be an object")
+    kind = _kind(values)
+    hidden_size = _integer(body, "hidden_size", where)
+    vocab_size = _integer(body, "vocab_size", where)
+    target_hidden = values.get("target_hidden_size") or hidden_size
+    _match(where, "target hidden size", target_hidden, target.hidden_size)
+    _match(where, "vocabulary", vocab_size, target.vocab_size)
+    if values.get("logit_scale") not in (None, 1, 1.0):
+        raise ModelFormatError(f"{where}: logit_scale={values['logit_scale']} is not supported")
+    num_heads = _integer(body, "num_attention_heads", where)
+    num_layers = int(body.get("num_hidden_layers") or 1)
+    flags = {flag: bool(values.get(flag, False)) for flag in FLAGS}
+    if speculators and kind == "eagle3" and values.get("norm_before_residual") is None:
+        flags["norm_before_residual"] = True
+    aux_layers = _aux_layers(values, target, where=where)
+    return HeadConfig(
+        kind=kind,
+        hidden_size=hidden_size,
+        intermediate_size=_integer(body, "intermediate_size", where),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=int(body.get("num_key_value_heads") or num_heads),
+        head_dim=int(body.get("head_dim") or hidden_size // num_heads),
+        rms_norm_eps=float(body.get("rms_norm_eps", 1e-6)),
+        rope=read_rope(body, where=where),
+        # The engine may draft up to the target's limit, whatever length the head was trained at.
+        max_position_embeddings=max(
+            int(body.get("max_position_embeddings") or 0), target.max_position_embeddings
+        ),
+        vocab_size=vocab_size,
+        draft_vocab_size=int(values.get("draft_vocab_size") or vocab_size),
+        target_hidden_size=int(target_hidden),
+        target_num_layers=target.num_layers,
+        aux_layers=aux_layers,
+        attention_bias=bool(body.get("attention_bias", False)),
+        qk_norm=bool(body.get("qk_norm", False)) or body.get("model_type") == "qwen3",
+        windows=_windows(body, num_layers),
+        trained_embedding=hidden_size != target_hidden,
+        mask_token_id=_mask_token_id(values, kind, where),
+        **flags,
+    )
+
+
+def write_plain(config: HeadConfig) -> dict[str, Any]:
+    """config.json in the plain format; `read_config` of it gives the head back."""
+    values: dict[str, Any] = {
+        "architectures": ["Eagle3Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLMEagle3"],
+        "model_type": "qwen3" if config.qk_norm else "llama",
+        **decoder_fields(config),
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        **{flag: getattr(config, flag) for flag in FLAGS},
+    }
+    values.update(aux_fields(config))
+    if config.mask_token_id is not None:
+        values.update(dict.fromkeys(MASK_ID_KEYS, config.mask_token_id))
+    return values
+
+
+def decoder_fields(config: HeadConfig) -> dict[str, Any]:
+    """What both formats say about the head's own layers."""
+    fields: dict[str, Any] = {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_position_embeddings,
+        "vocab_size": config.vocab_size,
+        "attention_bias": config.attention_bias,
+        "tie_word_embeddings": False,
+        **write_rope(config.rope),
+    }
+    if any(config.windows):
+        fields["sliding_window"] = next(window for window in config.windows if window)
+        fields["layer_types"] = [
+            "sliding_attention" if window else "full_attention" for window in config.windows
+        ]
+    return fields
+
+
+def aux_fields(config: HeadConfig) -> dict[str, Any]:
+    """Captured layers for both readers; empty for the default three.
+
+    Target of 12 layers, aux (1, 4, 7, 9): top level [1, 4, 7, 9], eagle_config [0, 3, 6, 8], count 4.
+    """
+    if config.has_default_aux_layers:
+        return {}
+    ids = list(config.aux_layers)
+    fields: dict[str, Any] = {AUX_IDS: ids, "num_aux_hidden_states": len(ids)}
+    if min(ids) >= 1:
+        outputs = [layer - 1 for layer in ids]
+        fields["eagle_config"] = {"use_aux_hidden_state": True, AUX_IDS: outputs}
+    return fields
+
+
+def read_rope(body: dict[str, Any], *, where: str) -> RopeConfig:
+    """Rotary settings from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`."""
+    scaling = body.get("rope_parameters") or body.get("rope_scaling") or {}
+    theta = float(scaling.get("rope_theta") or body.get("rope_theta") or 10000.0)
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind not in ("default", "linear", "llama3"):
+        raise ModelFormatError(
+            f'{where}: rope type "{kind}" is not supported; known are default, linear and llama3'
+        )
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    rope = RopeConfig(theta=theta, kind=kind, factor=float(scaling.get("factor", 1.0)))
+    if kind == "linear":
+        return rope
+    return replace(
+        rope,
+        low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
+        original_max_position=int(scaling.get("original_max_position_embeddings", 8192)),
+    )
+
+
+def write_rope(rope: RopeConfig) -> dict[str, Any]:
+    """`rope_theta` and `rope_scaling`, which every engine version reads."""
+    if rope.kind == "default":
+        return {"rope_theta": rope.theta, "rope_scaling": None}
+    scaling: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
+    if rope.kind == "llama3":
+        scaling["low_freq_factor"] = rope.low_freq_factor
+        scaling["high_freq_factor"] = rope.high_freq_factor
+        scaling["original_max_position_embeddings"] = rope.original_max_position
+    return {"rope_theta": rope.theta, "rope_scaling": scaling}
+
+
+def _kind(values: dict[str, Any]) -> HeadKind:
+    if values.get("speculators_model_type") in ("eagle3", "peagle"):
+        kind: HeadKind = values["speculators_model_type"]
+        return kind
+    return "eagle3" if _first_mask_id(values) is None else "peagle"
+
+
+def _first_mask_id(values: dict[str, Any]) -> int | None:
+    ids = [
+        (values.get("dflash_config") or {}).get("mask_token_id"),
+        *(values.get(key) for key in MASK_ID_KEYS),
+    ]
+    return next((int(value) for value in ids if value is not None), None)
+
+
+def _mask_token_id(values: dict[str, Any], kind: HeadKind, where: str) -> int | None:
+    if kind == "eagle3":
+        return None
+    mask_token_id = _first_mask_id(values)
+    if mask_token_id is None:
+        raise ModelFormatError(f"{where}: a peagle head needs one of {', '.join(MASK_ID_KEYS)}")
+    return mask_token_id
+
+
+def _aux_layers(values: dict[str, Any], target: TargetConfig, *, where: str) -> tuple[int, ...]:
+    default = default_aux_layers(target.num_layers)
+    ids = values.get(AUX_IDS)
+    if ids is None:
+        ids = (values.get("eagle_config") or {}).get(AUX_IDS)
+        if ids is not None and tuple(ids) != default:
+            if tuple(layer + 1 for layer in ids) != default:
+                raise ModelFormatError(
+                    f"{where}: eagle_config.{AUX_IDS}={list(ids)} can mean streams entering or leaving these "
+                    f"layers. Write {AUX_IDS} at the top level: ids of the layers that the streams ENTER."
+                )
+            ids = default
+    aux_layers = default if ids is None else tuple(int(layer) for layer in ids)
+    if not all(0 <= layer <= target.num_layers for layer in aux_layers):
+        raise HeadMismatchError(
+            f"{where}: the head reads layers {list(aux_layers)}, the target has {target.num_layers} layers"
+        )
+    count = values.get("num_aux_hidden_states")
+    if count is not None and count != len(aux_layers):
+        raise ModelFormatError(
+            f"{where}: num_aux_hidden_states={count}, but {len(aux_layers)} layers are captured: "
+            f"{list(aux_layers)}"
+        )
+    return aux_layers
+
+
+def _windows(body: dict[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    size, types = body.get("sliding_window"), body.get("layer_types")
+    if not size or not types or body.get("use_sliding_window") is False:
+        return ()
+    windows = tuple(int(size) if kind == "sliding_attention" else None for kind in types[:num_layers])
+    return windows if any(windows) else ()
+
+
+def _integer(body: dict[str, Any], name: str, where: str) -> int:
+    value = body.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelFormatError(f"{where}: {name} must be a positive integer, got {value!r}")
+    return value
+
+
+def _match(where: str, what: str, head: Any, target: int) -> None:
+    if head != target:
+        raise HeadMismatchError(
+            f"{where} was made for another target: {what} {head}, this target has {target}"
+        )
