@@ -20,7 +20,7 @@ class Sample:
     seconds: float
     """Wall time of the whole call, prefill included."""
     tokens: int
-    """Output tokens."""
+    """Output tokens that were kept."""
     steps: int
     """Target forwards of decoding, counted per request (a batch of 4 for 10 steps counts 40)."""
     accepted_by_depth: tuple[int, ...]
@@ -81,7 +81,7 @@ def summarize(
         speedup=median(ratios),
         speedup_low=min(ratios),
         speedup_high=max(ratios),
-        acceptance_length=1.0 + sum(accepted) / steps if steps else 0.0,
+        acceptance_length=sum(s.tokens for s in samples) / steps if steps else 0.0,
         acceptance_by_depth=[count / steps if steps else 0.0 for count in accepted],
         conditional_acceptance_by_depth=conditional(accepted, steps),
         verify_ms=1e3 * sum(s.verify_seconds for s in samples) / engine_steps,

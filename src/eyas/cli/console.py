@@ -56,3 +56,18 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return str(value)
+
+
+def device_and_dtype(device: str | None, dtype: str | None) -> dict[str, Any]:
+    """Return `device` and `dtype` for loading a target: CUDA where there is one, unless told otherwise."""
+    import torch
+
+    from eyas.core.errors import ConfigError
+
+    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if dtype is not None and dtype not in names:
+        raise ConfigError(f"--dtype: {dtype!r} is not one of {', '.join(names)}")
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if place.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"--device: {place!r} is not there: torch {torch.__version__} sees no CUDA device")
+    return {"device": place, "dtype": names[dtype] if dtype else None}

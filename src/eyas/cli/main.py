@@ -51,7 +51,9 @@ def load_verb(name: str) -> Any:
     if app is None:
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
         app.command(help=module.command.__doc__)(module.command)
-    return typer.main.get_command(app)
+    command = typer.main.get_command(app)
+    command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
+    return command
 
 
 class LazyVerbs(typer.core.TyperGroup):
