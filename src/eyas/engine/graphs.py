@@ -77,7 +77,7 @@ class StepGraphs:
 
     def __init__(self, models: StepModels, state: EngineState) -> None:
         self.models, self.state = models, state
-        self._pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[tuple[int, int, int], Captured] = {}
 
     @staticmethod
@@ -101,7 +101,7 @@ class StepGraphs:
         models, state = self.models, self.state
         trash = torch.full((bucket,), state.num_slots, dtype=torch.int64, device=state.device)
         current = torch.cuda.current_stream()
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(current)
         with torch.cuda.stream(side):
             # Twice: the first run compiles kernels and may allocate the rows of q.

@@ -76,7 +76,8 @@ def cache_sizes(
             raise ConfigError(
                 f"the KV cache of one request of max_model_len={max_len} tokens needs "
                 f"{(per_request + 1) * page_bytes / 2**20:.0f} MiB, but only "
-                f"{max(budget, 0) / 2**20:.0f} MiB are free for it: lower max_model_len, or raise gpu_memory_fraction"
+                f"{max(budget, 0) / 2**20:.0f} MiB are free for it: lower max_model_len, or raise "
+                "gpu_memory_fraction"
             )
     elif num_pages < per_request:
         raise ConfigError(

@@ -175,7 +175,7 @@ class Runner:
             host = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
             self._pinned[report.shape[0]] = host
         host.copy_(report, non_blocking=True)
-        ready = torch.cuda.Event()
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record()
         return host, ready
 

@@ -62,7 +62,10 @@ class EngineState:
 
         A few transfers for all of them together, whatever their number.
         """
-        slots, lengths, columns, flat = [], [], [], []
+        slots: list[int] = []
+        lengths: list[int] = []
+        columns: list[int] = []
+        flat: list[int] = []
         for request in requests:
             ids = request.token_ids
             slots += [request.slot] * len(ids)

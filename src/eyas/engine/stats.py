@@ -106,12 +106,12 @@ class PhaseClock:
 
     def collect(self) -> None:
         """Read the events that the device has passed; never waits."""
-        while self._pending and self._pending[0][1].query():
+        while self._pending and self._pending[0][1].query():  # type: ignore[no-untyped-call]
             begin, end, name = self._pending.pop(0)
             self._add(name, begin.elapsed_time(end) / 1000)
 
     def _record(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

@@ -79,8 +79,8 @@ def verify(models: StepModels, state: EngineState, slots: Tensor, max_visible: i
     context = PagedContext(models.cache, batch)
     hidden, features = models.decoder(batch.token_ids, batch.positions, context, capture=capture)
     return Verified(
-        logits=models.decoder.logits(hidden).unflatten(0, rows.shape),
-        features=None if features is None else features.unflatten(0, rows.shape),
+        logits=models.decoder.logits(hidden).view(*rows.shape, -1),
+        features=None if features is None else features.view(*rows.shape, -1),
         start=start,
         drafts=drafts,
         page_table=page_table,

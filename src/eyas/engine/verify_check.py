@@ -1,0 +1,315 @@
+"""Is a drafter lossless on this target, on this machine? What `eyas verify` runs.
+
+Three kinds of check, each for every K:
+
+- greedy: committed tokens equal plain decoding's, token by token, at several batch sizes.
+- seeded (temperature > 0, point-mass drafts): the same, for the same seeds. Every row's choice is one draw
+  keyed by (seed, position), so a drafter may not change a single token.
+- distribution (temperature > 0): over many seeds, the joint distribution of the first tokens against the
+  target's own, computed without the engine (engine/exact.py), by a chi-square test.
+
+Equality is judged at the first difference of two outputs (what follows has another context). It may be
+rounding: a forward over 8 rows need not give the bits of a forward over 1. A difference passes as a near tie
+only if the two tokens are as close under the target itself as the type of its numbers explains, and near
+ties are counted in the report.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from eyas.core.errors import ConfigError
+from eyas.core.sampling import SamplingParams
+from eyas.drafters.base import Drafter
+from eyas.engine.exact import cell_of, rounding_distance, token_tree
+from eyas.engine.llm import LLM
+from eyas.targets.base import Target
+from eyas.verify.chi_square import chi_square
+
+DrafterSpec = str | Path | Callable[[int], Drafter]
+"""What LLM takes as drafter, or a function that builds one for K."""
+
+ROUNDING = {torch.float32: (1e-3, 1e-3), torch.float64: (1e-9, 1e-9)}
+"""Near ties: largest difference in logits (greedy) and in probability (seeded) that rounding explains."""
+COARSE_ROUNDING = (0.5, 0.1)
+"""The same for 16-bit types: logits near 30 lie 1/8 apart in bfloat16."""
+
+FIRST_TOKENS = 3
+"""Depth of the joint distribution. The first token has no drafts before it; the next two do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the verdict."""
+
+    kind: str
+    """"greedy", "seeded" or "distribution"."""
+    num_draft_tokens: int
+    temperature: float
+    passed: bool
+    detail: str
+    """What was compared and what came out, for people."""
+    acceptance_length: float
+    tokens: int = 0
+    """Output tokens compared (greedy, seeded) or outputs drawn (distribution)."""
+    near_ties: int = 0
+    """Outputs that part at a tie within rounding."""
+    different: int = 0
+    """Outputs that part for another reason."""
+    statistic: float | None = None
+    degrees: int | None = None
+    p_value: float | None = None
+
+
+@dataclass(slots=True)
+class LosslessReport:
+    """All checks; `passed` if every one of them did."""
+
+    target: str
+    drafter: str
+    device: str
+    dtype: str
+    alpha: float
+    """A correct engine fails a distribution check with this probability."""
+    checks: list[Check] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing was found."""
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """How much is tried."""
+
+    num_draft_tokens: tuple[int, ...] = (1, 3, 7)
+    batch_sizes: tuple[int, ...] = (1, 4)
+    temperatures: tuple[float, ...] = (1.0,)
+    num_tokens: int = 48
+    """Output tokens of each prompt in the equality checks."""
+    samples: int = 1000
+    """Seeds of each distribution check; 0 leaves those out."""
+    sample_prompt_tokens: int = 16
+    """The distribution checks prefill so many tokens, the last of the first prompt, once for every seed."""
+    num_top: int = 4
+    """Likeliest tokens that have a cell of their own after each prefix."""
+    sample_drafts: bool = False
+    """Draw drafts and verify by the rejection rule; equality by seed then does not hold and is left out."""
+    alpha: float = 1e-4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rules = (
+            ("num_draft_tokens", all(k >= 1 for k in self.num_draft_tokens), "at least 1 each"),
+            ("batch_sizes", all(size >= 1 for size in self.batch_sizes), "at least 1 each"),
+            ("temperatures", all(t > 0 for t in self.temperatures), "above 0 (greedy is always checked)"),
+            ("num_tokens", self.num_tokens >= 1, "at least 1"),
+            ("samples", self.samples >= 0, "0 (none) or more"),
+            ("sample_prompt_tokens", self.sample_prompt_tokens >= 1, "at least 1"),
+            ("num_top", self.num_top >= 1, "at least 1"),
+            ("alpha", 0.0 < self.alpha < 1.0, "between 0 and 1"),
+        )
+        for name, good, rule in rules:
+            if not good:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is out of range: it must be {rule}")
+        if not self.num_draft_tokens or not self.batch_sizes:
+            raise ConfigError("num_draft_tokens and batch_sizes need at least one value each")
+
+
+def check_lossless(
+    target: Target,
+    drafter: DrafterSpec,
+    prompts_ids: Sequence[Sequence[int]],
+    options: CheckOptions | None = None,
+    *,
+    progress: Callable[[Check], None] | None = None,
+) -> LosslessReport:
+    """Hold a drafter against plain decoding and against the target's own distribution.
+
+    Args:
+        target: loaded target; all engines share its weights.
+        drafter: spec, or a function from K to a Drafter.
+        prompts_ids: token ids of the prompts; the distribution checks use the end of the first one.
+        options: how much is tried.
+        progress: called after every check.
+    """
+    options = options or CheckOptions()
+    if not prompts_ids or not all(prompts_ids):
+        raise ConfigError("prompts: at least one prompt is needed, and none may be empty")
+    report = LosslessReport(
+        target=target.identity.name,
+        drafter=getattr(drafter, "__name__", str(drafter)),
+        device=str(target.device),
+        dtype=str(target.dtype).removeprefix("torch."),
+        alpha=options.alpha,
+    )
+    for check in _checks(target, drafter, [list(ids) for ids in prompts_ids], options):
+        report.checks.append(check)
+        if progress is not None:
+            progress(check)
+    return report
+
+
+def num_checks(options: CheckOptions) -> int:
+    """How many checks `check_lossless` will make."""
+    sampled = (not options.sample_drafts) + (options.samples > 0)
+    return len(options.num_draft_tokens) * (1 + sampled * len(options.temperatures))
+
+
+def _checks(
+    target: Target, drafter: DrafterSpec, prompts: list[list[int]], options: CheckOptions
+) -> Iterator[Check]:
+    size = max(options.batch_sizes)
+    longest = max(map(len, prompts)) + options.num_tokens + max(options.num_draft_tokens) + 1
+    limit = min(target.config.max_position_embeddings, max(longest, 64))
+    seats = max(size, min(options.samples, 64), 1)
+    plain = LLM(target, max_num_seqs=size, max_model_len=limit)
+    expected: dict[float, list[list[int]]] = {}
+    for temperature in (0.0, *(() if options.sample_drafts else options.temperatures)):
+        params = [_params(temperature, options.num_tokens, options.seed + i) for i in range(len(prompts))]
+        expected[temperature] = plain.generate_ids(prompts, params)
+    del plain
+    short = prompts[0][-options.sample_prompt_tokens :]
+    trees = {
+        temperature: token_tree(
+            target, short, temperature=temperature, depth=FIRST_TOKENS, num_top=options.num_top
+        )
+        for temperature in options.temperatures
+        if options.samples
+    }
+    for num_drafts in options.num_draft_tokens:
+        if isinstance(drafter, str | Path):
+            llm = LLM(
+                target,
+                drafter,
+                num_draft_tokens=num_drafts,
+                sample_drafts=options.sample_drafts,
+                max_num_seqs=seats,
+                max_model_len=limit,
+            )
+        else:
+            llm = LLM(target, drafter(num_drafts), max_num_seqs=seats, max_model_len=limit)
+        for temperature, outputs in expected.items():
+            yield _equality(llm, prompts, outputs, temperature, options)
+        for temperature, tree in trees.items():
+            yield _distribution(llm, short, tree, temperature, options)
+        del llm  # its caches, before the next one takes its share of the memory
+
+
+def _params(temperature: float, num_tokens: int, seed: int) -> SamplingParams:
+    return SamplingParams(temperature=temperature, max_tokens=num_tokens, ignore_eos=True, seed=seed)
+
+
+def _equality(
+    llm: LLM,
+    prompts: list[list[int]],
+    expected: list[list[int]],
+    temperature: float,
+    options: CheckOptions,
+) -> Check:
+    """Tokens with the drafter against plain decoding's, at every batch size."""
+    target = llm.target
+    limit = ROUNDING.get(target.dtype, COARSE_ROUNDING)[temperature > 0]
+    params = [_params(temperature, options.num_tokens, options.seed + i) for i in range(len(prompts))]
+    near_ties = different = compared = 0
+    first = ""
+    llm.stats.reset()
+    for size in options.batch_sizes:
+        for begin in range(0, len(prompts), size):
+            part = slice(begin, begin + size)
+            for index, output in enumerate(llm.generate_ids(prompts[part], params[part]), start=begin):
+                wanted = expected[index]
+                compared += len(wanted)
+                at = _first_difference(output, wanted)
+                if at is None:
+                    continue
+                distance = float("inf")
+                if at < min(len(output), len(wanted)):
+                    distance = rounding_distance(
+                        target,
+                        prompts[index] + wanted[:at],
+                        (wanted[at], output[at]),
+                        temperature=temperature,
+                        seed=options.seed + index,
+                    )
+                if distance <= limit:
+                    near_ties += 1
+                    continue
+                different += 1
+                first = first or (
+                    f"; first: prompt {index}, batch {size}, output token {at}: "
+                    f"{wanted[at : at + 1]} became {output[at : at + 1]}"
+                )
+    outputs = len(prompts) * len(options.batch_sizes)
+    equal = outputs - near_ties - different
+    detail = f"{equal} of {outputs} outputs equal plain decoding, token by token"
+    if near_ties:
+        detail += f"; {near_ties} part at a tie within rounding"
+    if different:
+        detail += f"; {different} DIFFER{first}"
+    return Check(
+        kind="seeded" if temperature > 0 else "greedy",
+        num_draft_tokens=llm.num_draft_tokens,
+        temperature=temperature,
+        passed=different == 0,
+        detail=detail,
+        acceptance_length=llm.stats.acceptance_length,
+        tokens=compared,
+        near_ties=near_ties,
+        different=different,
+    )
+
+
+def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return index
+    return None if len(one) == len(other) else min(len(one), len(other))
+
+
+def _distribution(
+    llm: LLM,
+    prompt: list[int],
+    tree: dict[tuple[int, ...], float],
+    temperature: float,
+    options: CheckOptions,
+) -> Check:
+    """First tokens over many seeds, against the exact tree."""
+    # Far from the seeds of the equality checks.
+    seeds = [options.seed + 1_000_003 + i for i in range(options.samples)]
+    llm.stats.reset()
+    outputs = llm.generate_ids(
+        [prompt] * options.samples, [_params(temperature, FIRST_TOKENS, seed) for seed in seeds]
+    )
+    counts = dict.fromkeys(tree, 0)
+    broken = 0
+    for output in outputs:
+        if len(output) < FIRST_TOKENS:
+            broken += 1
+            continue
+        counts[cell_of(output, tree)] += 1
+    result = chi_square([counts[cell] for cell in tree], list(tree.values()))
+    passed = result.p_value >= options.alpha and not broken
+    detail = (
+        f"first {FIRST_TOKENS} tokens over {options.samples} seeds: chi-square {result.statistic:.1f}, "
+        f"{result.degrees} degrees, p = {result.p_value:.2g}"
+    )
+    if broken:
+        detail += f"; {broken} outputs ended in an error"
+    if result.degrees == 0:
+        detail += " (one likely output only: shows nothing; try another prompt or a higher temperature)"
+    return Check(
+        kind="distribution",
+        num_draft_tokens=llm.num_draft_tokens,
+        temperature=temperature,
+        passed=passed,
+        detail=detail,
+        acceptance_length=llm.stats.acceptance_length,
+        tokens=options.samples,
+        statistic=result.statistic,
+        degrees=result.degrees,
+        p_value=result.p_value,
+    )
