@@ -15,12 +15,12 @@ PACKED_FORMAT = "int8-rows"
 
 
 def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices to int8 and scales; vectors and [1, 1, n] tensors to float32; integers unchanged."""
+    """Matrices to int8 and scales; vectors, single rows and [1, 1, n] to float32; integers unchanged."""
     packed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             packed[name] = tensor
-        elif tensor.ndim != 2:
+        elif tensor.ndim != 2 or tensor.shape[0] == 1:
             packed[name] = tensor.float()
         else:
             packed[name], packed[name + SCALE] = pack_rows(tensor)

@@ -1,6 +1,6 @@
-import naive
+import drafter_rounds
+import naive_head
 import pytest
-import rounds
 import torch
 
 from eyas.drafters.eagle3.propose import Eagle3Drafter
@@ -14,13 +14,13 @@ FLAGS = [
 
 
 def make(kind, num_draft_tokens, **flags):
-    model, vocab_map = rounds.head(kind, **flags)
-    rounds.in_double(model)
+    model, vocab_map = drafter_rounds.head(kind, **flags)
+    drafter_rounds.in_double(model)
     drafter = (PEagleDrafter if kind == "peagle" else Eagle3Drafter)(model, vocab_map, num_draft_tokens)
     seen = []
     real = model.logits
     model.logits = lambda normed: seen.append(real(normed)) or seen[-1]
-    return drafter, naive.NaiveHead(model), vocab_map, seen
+    return drafter, naive_head.NaiveHead(model), vocab_map, seen
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle"])
@@ -28,7 +28,7 @@ def make(kind, num_draft_tokens, **flags):
 @pytest.mark.parametrize("num_draft_tokens", [1, 3, 7, 15])
 def test_drafts_equal_recomputing_everything(kind, flags, num_draft_tokens):
     drafter, reference, vocab_map, seen = make(kind, num_draft_tokens, **flags)
-    sim = rounds.Rounds(drafter, lengths=[1, 9, 14], dtype=torch.float64)
+    sim = drafter_rounds.Rounds(drafter, lengths=[1, 9, 14], dtype=torch.float64)
     sim.prefill(chunk=5)
     assert seen == []  # prefill computes no logits
 

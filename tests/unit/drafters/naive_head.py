@@ -80,8 +80,11 @@ class NaiveHead:
     def logits(self, normed):
         return normed @ self.w["lm_head.weight"].T
 
-    def draft(self, tokens, features, num_draft_tokens, target_ids):
-        """Committed tokens x[0..m], features [m, A*Dt] -> (guesses [K], logits [K, Vd])."""
+    def draft(self, tokens, features, num_draft_tokens, target_ids, forced=None):
+        """Committed tokens x[0..m], features [m, A*Dt] -> (guesses [K], logits [K, Vd]).
+
+        With `forced` [K] those tokens are fed back in place of the argmaxes.
+        """
         known = len(tokens) - 1
         e, h = self.table[torch.tensor(tokens[1:])], self.fuse(features)
         if self.config.kind == "peagle":
@@ -92,9 +95,9 @@ class NaiveHead:
             logits = self.logits(normed[known - 1 :])
             return target_ids[logits.argmax(-1)].tolist(), logits
         guesses, rows = [], []
-        for _ in range(num_draft_tokens):
+        for depth in range(num_draft_tokens):
             normed, feedback = self.layers(e, h, torch.arange(e.shape[0]))
             rows.append(self.logits(normed[-1]))
-            guesses.append(int(target_ids[rows[-1].argmax()]))
+            guesses.append(forced[depth] if forced else int(target_ids[rows[-1].argmax()]))
             e, h = torch.cat((e, self.table[guesses[-1]][None])), torch.cat((h, feedback[-1:]))
         return guesses, torch.stack(rows)

@@ -25,7 +25,7 @@ TARGET = TargetConfig(
 )
 
 
-def head(kind, seed=0, draft_vocab_size=40, **flags):
+def head(kind, seed=0, draft_vocab_size=40, scale=0.4, **flags):
     """A random head and its vocabulary map; weights large enough that guesses wander."""
     generator = torch.Generator().manual_seed(seed)
     if kind == "peagle":
@@ -36,7 +36,7 @@ def head(kind, seed=0, draft_vocab_size=40, **flags):
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.1 * noise if "norm" in name else 0.4 * noise)
+            parameter.copy_(1 + 0.1 * noise if "norm" in name else scale * noise)
     ids = torch.randperm(TARGET.vocab_size, generator=generator)[:draft_vocab_size].sort().values
     return model.eval().requires_grad_(requires_grad=False), VocabMap(ids, TARGET.vocab_size)
 

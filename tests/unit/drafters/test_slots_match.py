@@ -1,0 +1,91 @@
+"""Training and inference see the same slots: logits over (anchor, depth) equal those of propose()."""
+
+import drafter_rounds
+import pytest
+import torch
+
+from eyas.drafters.eagle3.propose import Eagle3Drafter
+from eyas.drafters.peagle.propose import PEagleDrafter
+from eyas.nn.packed import SlotContext
+
+
+def eagle3_slots(model, tokens, features, anchors, rollouts):
+    """The training-time test written with slots: depth k is fed depth k - 1's output of its own anchor.
+
+    rollouts {anchor: tokens of depths 1 ..}; returns {anchor: logits [K, Vd]}. Slots of depth k can only be
+    computed after those of depth k - 1, so the whole set of slots is run again for each depth.
+    """
+    known = len(tokens) - 1
+    depth_of = [0] * known
+    anchor_of = list(range(known))
+    embeddings = model.embed(torch.tensor(tokens[1:]))
+    hidden = model.fuse(features)
+    place = {anchor: anchor for anchor in anchors}
+    logits = {anchor: [] for anchor in anchors}
+    for depth in range(len(rollouts[anchors[0]])):
+        a, k = torch.tensor(anchor_of)[None], torch.tensor(depth_of)[None]
+        context = SlotContext.of(a, k, torch.zeros_like(a))
+        normed, feedback = model(embeddings[None], hidden[None], a + k, context)
+        fed = []
+        for anchor in anchors:
+            logits[anchor].append(model.logits(normed[0, place[anchor]]))
+            fed.append(feedback[0, place[anchor]])
+        for i, anchor in enumerate(anchors):
+            place[anchor] = len(anchor_of)
+            anchor_of.append(anchor)
+            depth_of.append(depth + 1)
+            hidden = torch.cat((hidden, fed[i][None]))
+            token = torch.tensor([rollouts[anchor][depth]])
+            embeddings = torch.cat((embeddings, model.embed(token)))
+    return {anchor: torch.stack(rows) for anchor, rows in logits.items()}
+
+
+def peagle_slots(model, tokens, features, anchors, num_depths):
+    """All slots in one forward; depth-major order, as the trainer packs them."""
+    known = len(tokens) - 1
+    slots = [(a, 0) for a in range(known)]
+    slots += [(a, k) for k in range(1, num_depths) for a in anchors]
+    a, k = torch.tensor(slots).T
+    real = torch.cat((model.fuse(features), model.fused_mask().expand(len(slots) - known, -1)))
+    ids = torch.tensor(tokens[1:] + [model.mask_token_id] * (len(slots) - known))
+    context = SlotContext.of(a[None], k[None], torch.zeros_like(a)[None])
+    normed, _ = model(model.embed(ids)[None], real[None], (a + k)[None], context)
+    logits = model.logits(normed[0])
+    return {
+        anchor: torch.stack([logits[slots.index((anchor, depth))] for depth in range(num_depths)])
+        for anchor in anchors
+    }
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+@pytest.mark.parametrize("flags", [{}, {"fc_norm": True, "norm_output": True}], ids=["plain", "eagle3.1"])
+def test_training_slots_equal_inference(kind, flags):
+    k = 7
+    model, vocab_map = drafter_rounds.head(kind, scale=0.2, **flags)
+    drafter = (PEagleDrafter if kind == "peagle" else Eagle3Drafter)(model, vocab_map, k)
+    seen = []
+    real_logits = model.logits
+    model.logits = lambda normed: seen.append(real_logits(normed)) or seen[-1]
+    sim = drafter_rounds.Rounds(drafter, lengths=[3, 8])
+    sim.prefill(chunk=3)
+    rolled = [{}, {}]
+    wanted = [{}, {}]
+    for accepted in ([0, 3], [2, 0], [k, 1]):
+        seen.clear()
+        draft = sim.round(accepted, k)
+        logits = torch.cat(seen, dim=1)
+        for b in range(2):
+            anchor = len(sim.tokens[b]) - 2  # the last position whose feature is known
+            rolled[b][anchor], wanted[b][anchor] = draft.tokens[b].tolist(), logits[b]
+    model.logits = real_logits
+
+    for b in range(2):
+        anchors, known = list(rolled[b]), len(sim.tokens[b]) - 1
+        assert len(anchors) == 3
+        features = sim.features[b][:known]
+        if kind == "peagle":
+            trained = peagle_slots(model, sim.tokens[b], features, anchors, k)
+        else:
+            trained = eagle3_slots(model, sim.tokens[b], features, anchors, rolled[b])
+        for anchor in anchors:
+            torch.testing.assert_close(trained[anchor], wanted[b][anchor], rtol=1e-5, atol=1e-5)
