@@ -51,7 +51,7 @@ def token_pieces(tokenizer: Any, token_ids: list[int]) -> list[str]:
     """Return the text that each token adds; an unfinished character waits for the token that ends it."""
     pieces, shown = [], ""
     for end in range(1, len(token_ids) + 1):
-        text = tokenizer.decode(token_ids[:end], skip_special_tokens=True)
+        text = tokenizer.decode(token_ids[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         if end < len(token_ids) and text.endswith("\ufffd"):
             pieces.append("")
             continue

@@ -32,7 +32,7 @@ def test_summary_against_hand_computed_numbers():
     # Each round has 8 tokens; plain takes 4 s, the head 2, 4 and 1 s.
     assert (row.speedup_low, row.speedup, row.speedup_high) == (1.0, 2.0, 4.0)
     assert row.tokens_per_second == pytest.approx(24 / 7)
-    assert row.acceptance_length == pytest.approx(1 + 18 / 12)
+    assert row.acceptance_length == pytest.approx(24 / 12)
     assert row.acceptance_by_depth == pytest.approx([1.0, 0.5])
     assert row.conditional_acceptance_by_depth == pytest.approx([1.0, 0.5])
     assert (row.verify_ms, row.draft_ms, row.overhead_ms) == pytest.approx((100.0, 50.0, 10.0))
