@@ -1,0 +1,172 @@
+"""check_lossless passes sound engines and drafters, and fails each that is broken on purpose."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+
+import eyas.engine.step as step_module
+from eyas.core.batch import Draft
+from eyas.core.errors import ConfigError
+from eyas.drafters.small_model.propose import SmallModelDrafter
+from eyas.engine.exact import OTHER, cell_of, next_logits, rounding_distance, token_tree
+from eyas.engine.sampler import choose
+from eyas.engine.verify_check import CheckOptions, check_lossless, num_checks
+from eyas.kernels.reference.random import uniform
+from eyas.verify.accepted import Accepted
+from tiny import tiny_target
+
+V = 24
+PROMPTS = [[1, 2, 3], [5, 6, 7, 8], [4] * 6]
+OPTIONS = CheckOptions(num_draft_tokens=(3,), batch_sizes=(1, 3), num_tokens=14, samples=400)
+TARGET = tiny_target(vocab_size=V, num_layers=2)
+SMALL = copy.deepcopy(TARGET.decoder)
+with torch.no_grad():
+    for parameter in SMALL.parameters():
+        parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.05)
+
+
+def small_model(num_drafts, *, sample_drafts=False):
+    return SmallModelDrafter(
+        SMALL,
+        num_drafts,
+        small_vocab_size=V,
+        vocab_size=V,
+        sample_drafts=sample_drafts,
+        uniform=uniform,
+    )
+
+
+def sampling_small_model(num_drafts):
+    return small_model(num_drafts, sample_drafts=True)
+
+
+def verdicts(report):
+    return {check.kind: check.passed for check in report.checks}
+
+
+def test_a_sound_drafter_passes():
+    seen = []
+    report = check_lossless(TARGET, small_model, PROMPTS, OPTIONS, progress=seen.append)
+
+    assert report.passed
+    assert verdicts(report) == {"greedy": True, "seeded": True, "distribution": True}
+    assert seen == report.checks
+    assert len(seen) == num_checks(OPTIONS)
+    assert report.checks[0].acceptance_length > 1.2  # drafts were accepted: the check had something to find
+    assert report.checks[0].tokens == 2 * 3 * 14
+
+
+def test_sound_sampled_drafts_pass():
+    options = CheckOptions(
+        num_draft_tokens=(3,), batch_sizes=(3,), num_tokens=14, samples=400, sample_drafts=True
+    )
+    report = check_lossless(TARGET, sampling_small_model, PROMPTS, options)
+
+    assert verdicts(report) == {"greedy": True, "distribution": True}
+    assert len(report.checks) == num_checks(options)
+    assert report.checks[1].acceptance_length > 1.2
+
+
+def test_an_engine_that_accepts_everything_fails(monkeypatch):
+    def accept_all(choices, drafts):
+        counts = 1 + (drafts >= 0).long().cumprod(1).sum(1)
+        tokens = torch.cat([drafts, choices[:, -1:]], 1)
+        tokens = torch.where((drafts >= 0).all(1, keepdim=True), tokens, choices)
+        return Accepted(tokens, counts)
+
+    monkeypatch.setattr(step_module, "accept_by_match", accept_all)
+    report = check_lossless(TARGET, small_model, PROMPTS, OPTIONS)
+
+    assert not report.passed
+    assert verdicts(report) == {"greedy": False, "seeded": False, "distribution": False}
+    assert "DIFFER" in report.checks[0].detail
+
+
+def test_an_engine_that_draws_rows_with_wrong_positions_fails(monkeypatch):
+    """Right distribution, wrong key: only the comparison seed by seed can tell."""
+
+    def elsewhere(logits, state, slots, drafts, position0, history, needs):
+        return choose(logits, state, slots, drafts, position0 + (drafts >= 0).any(1) * 1000, history, needs)
+
+    monkeypatch.setattr(step_module, "choose", elsewhere)
+    report = check_lossless(TARGET, small_model, PROMPTS, OPTIONS)
+
+    assert verdicts(report) == {"greedy": True, "seeded": False, "distribution": True}
+
+
+class Liar(SmallModelDrafter):
+    """Draws from one distribution and reports another."""
+
+    def propose(self, committed):
+        draft = super().propose(committed)
+        return Draft(draft.tokens, torch.full_like(draft.probs, 1 / V))
+
+
+def test_a_drafter_that_lies_about_its_distribution_fails():
+    options = CheckOptions(
+        num_draft_tokens=(3,), batch_sizes=(3,), num_tokens=14, samples=400, sample_drafts=True
+    )
+
+    def liar(num_drafts):
+        return Liar(SMALL, num_drafts, small_vocab_size=V, vocab_size=V, sample_drafts=True, uniform=uniform)
+
+    assert verdicts(check_lossless(TARGET, liar, PROMPTS, options)) == {"greedy": True, "distribution": False}
+
+
+def test_token_tree_is_the_enumerated_distribution():
+    prompt = [3, 1, 4]
+    cells = token_tree(TARGET, prompt, temperature=0.8, depth=2, num_top=3)
+
+    first = (next_logits(TARGET, [prompt])[0] / 0.8).softmax(-1)
+    second = (next_logits(TARGET, [[*prompt, token] for token in range(V)]) / 0.8).softmax(-1)
+    sums = dict.fromkeys(cells, 0.0)
+    for a, b in itertools.product(range(V), range(V)):
+        sums[cell_of([a, b], cells)] += float(first[a] * second[a, b])
+    assert sums.keys() == cells.keys()
+    for cell, mass in cells.items():
+        assert sums[cell] == pytest.approx(mass, abs=1e-6)
+    assert sum(cells.values()) == pytest.approx(1.0)
+
+
+def test_cell_example():
+    cells = {(7, 3): 0.3, (7, OTHER): 0.3, (OTHER,): 0.4}
+
+    assert [cell_of(tokens, cells) for tokens in ([7, 3], [7, 9], [2, 3])] == [(7, 3), (7, OTHER), (OTHER,)]
+
+
+def test_rounding_distance():
+    prompt = [2, 9]
+    order = next_logits(TARGET, [prompt])[0].argsort(descending=True).tolist()
+    gap = next_logits(TARGET, [prompt])[0][order[0]] - next_logits(TARGET, [prompt])[0][order[5]]
+
+    def distance(pair, temperature):
+        return rounding_distance(TARGET, prompt, pair, temperature=temperature, seed=4)
+
+    assert distance((order[0], order[0]), 0.0) == 0.0
+    assert distance((order[0], order[5]), 0.0) == pytest.approx(float(gap))
+    places = [distance((token, token), 1.0) for token in range(V)]
+    assert places.count(0.0) == 1
+    chosen = places.index(0.0)
+    assert max(places[:chosen] + places[chosen + 1 :]) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"num_draft_tokens": (0,)}, "num_draft_tokens"),
+        ({"batch_sizes": ()}, "batch_sizes"),
+        ({"temperatures": (0.0,)}, "temperatures"),
+        ({"samples": -1}, "samples"),
+        ({"alpha": 0.0}, "alpha"),
+    ],
+)
+def test_bad_options_name_their_field(options, field):
+    with pytest.raises(ConfigError, match=field):
+        CheckOptions(**options)
+
+
+def test_no_prompt_is_an_error():
+    with pytest.raises(ConfigError, match="prompts"):
+        check_lossless(TARGET, small_model, [])
