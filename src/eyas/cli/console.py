@@ -47,6 +47,29 @@ def progress(*, disable: bool = False) -> "Progress":
     )
 
 
+def byte_progress() -> "Progress":
+    """Return a progress display on stderr for downloads: bytes, speed and ETA; gone when it is done."""
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=notes(),
+        transient=True,
+    )
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document to stdout; dataclasses become objects."""
     print(json.dumps(value, default=_plain, ensure_ascii=False, indent=2))

@@ -22,8 +22,13 @@ def get(
     """Make sure that a model is there, and print where; one that is already there is not fetched again."""
     from eyas.targets.fetch import get_model
 
-    err = console.notes()
-    found = get_model(name, path=path, progress=err.print)
+    with console.byte_progress() as bar:
+        task = bar.add_task(name, total=None)
+
+        def report(what: str, done: int, total: int) -> None:
+            bar.update(task, description=f"{name}: {what}", completed=done, total=total or None)
+
+        found = get_model(name, path=path, progress=report)
     if as_json:
         console.print_json({"name": name, "path": str(found)})
     else:
@@ -36,13 +41,22 @@ def list_models(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Print the models that `eyas models get` knows, and which are there."""
-    from eyas.targets.fetch import MODELS, model_path
+    from eyas.targets.fetch import MODELS, models_root
 
-    rows = [(name, entry, model_path(name)) for name, entry in MODELS.items()]
+    rows = [
+        {
+            "name": name,
+            "license": model.license,
+            "num_bytes": model.num_bytes,
+            "path": str(models_root() / model.file) if (models_root() / model.file).is_file() else None,
+        }
+        for name, model in MODELS.items()
+    ]
     if as_json:
-        console.print_json(
-            [{"name": n, "file": e.file_name, "path": str(p) if p else None} for n, e, p in rows]
-        )
+        console.print_json(rows)
         return
-    for name, entry, path in rows:
-        print(f"{name:24}{path or 'not here yet: ' + entry.file_name}")
+    for row in rows:
+        print(
+            f"{row['name']:22}{MODELS[str(row['name'])].num_bytes / 1e6:6.0f} MB  {row['license']:12}", end=""
+        )
+        print(row["path"] or "not here yet")

@@ -1,0 +1,90 @@
+"""`eyas compare` and `eyas generate` from the command line to the output, on a tiny target."""
+
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eyas.cli.main import main
+from tiny import tiny_target
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+
+from fake_tokenizer import FakeTokenizer
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch):
+    target = replace(tiny_target(eos_token_ids=()), tokenizer=FakeTokenizer())
+    monkeypatch.setattr("eyas.targets.load.load_target", lambda *_, **__: target)
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"id": "a", "turns": ["so so so so"]}\n{"id": "b", "turns": ["one two one two"]}\n')
+    return str(path)
+
+
+COMMON = ["--also", "prompt_lookup", "-k", "2,3", "--max-tokens", "8", "--rounds", "1", "--device", "cpu"]
+
+
+def test_compare_prints_texts_table_and_verdict(capsys, prompts):
+    main_ok("compare", "--target", "tiny", "--prompts", prompts, *COMMON)
+    out = capsys.readouterr().out
+    assert "so so so so" in out
+    assert "prompt_lookup K=2" in out
+    assert "prompt_lookup K=3" in out
+    assert "the same tokens as plain decoding" in out
+    assert "acceptance by depth" in out
+
+
+def test_compare_json_is_all_of_stdout_and_is_recorded(capsys, prompts, tmp_path):
+    record = tmp_path / "records.jsonl"
+    for _ in range(2):
+        main_ok(
+            "compare", "--target", "tiny", "--prompts", prompts, *COMMON, "--json", "--record", str(record)
+        )
+        out = capsys.readouterr().out
+        document = json.loads(out)
+    assert document["setup"]["target"] == "tiny-llama"
+    assert [m["name"] for m in document["methods"]] == ["plain", "prompt_lookup K=2", "prompt_lookup K=3"]
+    lines = record.read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 2
+    assert json.loads(lines[1]) == document
+
+
+def test_several_words_after_an_option(capsys, prompts):
+    status = main_status(
+        "compare", "--target", "t", "--heads", "x/one", "y/two", "--prompts", prompts, "-k", "2"
+    )
+    assert status == 2
+    assert "x/one" in capsys.readouterr().err  # the first of both is the one that isn't there
+
+
+def test_generate_streams_what_json_holds(capsys, monkeypatch):
+    arguments = ["generate", "--target", "t", "--drafter", "prompt_lookup", "-k", "3", "--max-tokens", "12"]
+    main_ok(*arguments, "so so so")
+    streamed = capsys.readouterr()
+    monkeypatch.setattr("sys.stdin", io.StringIO("so so so"))
+    main_ok(*arguments, "-", "--json")
+    document = json.loads(capsys.readouterr().out)
+    assert streamed.out == document["text"] + "\n"
+    assert "per target forward" in streamed.err
+    assert len(document["token_ids"]) == len(document["origins"]) == 12
+    assert document["finish_reason"] == "length"
+    assert document["stats"]["committed"] == 12
+
+
+def main_status(*args):
+    with pytest.raises(SystemExit) as leave:
+        main(list(args))
+    return leave.value.code or 0
+
+
+def main_ok(*args):
+    assert main_status(*args) == 0
