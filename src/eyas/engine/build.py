@@ -8,8 +8,6 @@ from eyas.core.errors import ConfigError
 from eyas.drafters.base import Drafter
 from eyas.targets.base import Target
 
-DEFAULT_DRAFT_TOKENS = 5
-
 
 def resolve_target(
     model: str | Path | Target, *, dtype: torch.dtype | None, device: torch.device | str | None
@@ -36,7 +34,7 @@ def resolve_drafter(
     sample_drafts: bool,
 ) -> Drafter | None:
     """Build a drafter for this target, or pass a built one through."""
-    if drafter is None:
+    if drafter is None or str(drafter) in {"", "none"}:
         if num_draft_tokens:
             raise ConfigError(f"num_draft_tokens={num_draft_tokens} needs a drafter, and none was given")
         return None
@@ -51,15 +49,19 @@ def resolve_drafter(
     from eyas.kernels.reference.random import uniform
     from eyas.targets.load import load_target
 
+    def load_model(name: str) -> Target:
+        return load_target(name, dtype=target.dtype, device=target.device, tokenizer=False)
+
     return build_drafter(
-        str(drafter),
+        drafter,
         target_config=target.config,
         identity=target.identity,
         embed_weight=target.decoder.embed_tokens.weight,
         lm_head_weight=target.decoder.lm_head_weight,
-        num_draft_tokens=num_draft_tokens or DEFAULT_DRAFT_TOKENS,
+        num_draft_tokens=num_draft_tokens,
         device=target.device,
         dtype=target.dtype,
-        uniform=uniform if sample_drafts else None,
-        load_model=load_target,
+        sample_drafts=sample_drafts,
+        uniform=uniform,
+        load_model=load_model,
     )

@@ -39,7 +39,7 @@ class LLM:
     Args:
         model: path or name of a target, or a loaded Target.
         drafter: a head folder, "prompt_lookup", "small:PATH", a Drafter, or None for plain decoding.
-        num_draft_tokens: K; None for 5.
+        num_draft_tokens: K; None for the kind's own default (drafters/build.py).
         sample_drafts: draw drafts from the drafter's distribution at the request's temperature and verify
             by the rejection rule; otherwise drafts are argmaxes, and a request gives the same tokens with
             and without a drafter.
@@ -53,6 +53,8 @@ class LLM:
         prefill_chunk: prompt tokens of one request a step.
         prefill_budget: prompt tokens of all requests a step; None for prefill_chunk on the CPU, 16 times
             that on CUDA.
+        admit_together: let newcomers wait until so many requests have ended: bulk work on a GPU gains from
+            fewer, larger prefills (a sixteenth of max_num_seqs does well), a server keeps 1.
         enforce_eager: never use CUDA graphs.
         seed: of the seeds that requests without one get.
     """
@@ -73,10 +75,15 @@ class LLM:
         gpu_memory_fraction: float = 0.85,
         prefill_chunk: int = 512,
         prefill_budget: int | None = None,
+        admit_together: int = 1,
         enforce_eager: bool = False,
         seed: int = 0,
     ) -> None:
-        for name, value in (("max_num_seqs", max_num_seqs), ("prefill_chunk", prefill_chunk)):
+        for name, value in (
+            ("max_num_seqs", max_num_seqs),
+            ("prefill_chunk", prefill_chunk),
+            ("admit_together", admit_together),
+        ):
             if value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1")
         self.target = resolve_target(model, dtype=dtype, device=device)
@@ -97,6 +104,7 @@ class LLM:
             gpu_memory_fraction=gpu_memory_fraction,
             prefill_chunk=prefill_chunk,
             prefill_budget=max(prefill_budget, prefill_chunk),
+            admit_together=admit_together,
             eos_token_ids=eos_ids,
             enforce_eager=enforce_eager,
         )

@@ -36,6 +36,7 @@ class Runner:
         gpu_memory_fraction: float,
         prefill_chunk: int,
         prefill_budget: int,
+        admit_together: int,
         eos_token_ids: Sequence[int],
         enforce_eager: bool,
     ) -> None:
@@ -84,6 +85,7 @@ class Runner:
             lookahead=lookahead,
             prefill_chunk=prefill_chunk,
             prefill_budget=prefill_budget,
+            admit_together=admit_together,
         )
         self.stats = EngineStats()
         self._post = Postprocessor(num_drafts, self.stats)

@@ -56,11 +56,13 @@ class Scheduler:
         lookahead: int,
         prefill_chunk: int,
         prefill_budget: int,
+        admit_together: int = 1,
     ) -> None:
         assert (blocks.num_pages - 1) * page_size >= max_len, "one request of max_len must fit"
         assert 0 < prefill_chunk <= prefill_budget
         self.blocks, self.page_size, self.max_len, self.lookahead = blocks, page_size, max_len, lookahead
         self.prefill_chunk, self.prefill_budget = prefill_chunk, prefill_budget
+        self.admit_together = admit_together
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         """In the order of admission, oldest first."""
@@ -137,6 +139,8 @@ class Scheduler:
 
     def _admit(self, budget: int, plan: Plan) -> None:
         """Take requests from the front of the queue while rows, pages and budget last."""
+        if self.running and len(self.free_slots) < min(self.admit_together, len(self.waiting)):
+            return
         while self.waiting and self.free_slots:
             request = self.waiting[0]
             known = request.num_tokens - 1
