@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from eyas.kernels import dispatch
+from eyas.nn.linear import Linear
 from eyas.nn.norm import RMSNorm
 
 
@@ -58,8 +59,8 @@ class Attention(nn.Module):
         self.window = window
         self.q_size, self.kv_size = num_heads * head_dim, num_kv_heads * head_dim
         # Rows of q, then k, then v: one matrix product instead of three.
-        self.qkv_proj = nn.Linear(input_size, self.q_size + 2 * self.kv_size, bias=bias)
-        self.o_proj = nn.Linear(self.q_size, hidden_size, bias=False)
+        self.qkv_proj = Linear(input_size, self.q_size + 2 * self.kv_size, bias=bias)
+        self.o_proj = Linear(self.q_size, hidden_size, bias=False)
         self.q_norm = RMSNorm(head_dim, qk_norm_eps) if qk_norm_eps is not None else None
         self.k_norm = RMSNorm(head_dim, qk_norm_eps) if qk_norm_eps is not None else None
 

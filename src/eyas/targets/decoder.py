@@ -7,13 +7,15 @@ module prefills, decodes, verifies drafts and teaches.
 Legend: T rows (any leading shape), D hidden size, V vocabulary, A captured layers.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from eyas.core.batch import KVLayout
 from eyas.core.model_config import TargetConfig
 from eyas.nn.attention import Attention, AttentionContext
+from eyas.nn.linear import Linear, PackedWeight, pack_linears
 from eyas.nn.mlp import GatedMLP
 from eyas.nn.norm import RMSNorm
 from eyas.nn.rotary import Rotary
@@ -56,10 +58,9 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = (
-            None
-            if config.tie_word_embeddings
-            else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, bias=False)
         )
+        self._packed_head = PackedWeight()
         self.rotary = Rotary(config.rope, config.head_dim, config.max_position_embeddings)
 
     @property
@@ -101,7 +102,18 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden [..., D] after the final norm -> logits [..., V]."""
-        return functional.linear(hidden, self.lm_head_weight)
+        return self._packed_head.linear(hidden, self.lm_head_weight)
+
+    def pack(self) -> None:
+        """Keep blocked copies of float32 weights on the CPU (nn/linear.py); elsewhere nothing happens."""
+        pack_linears(self)
+        self._packed_head.pack(self.lm_head_weight)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Decoder":
+        """Moved or cast weights are not the packed ones."""
+        self._packed_head.clear()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     @staticmethod
     def _capture(x: Tensor, layer: int, capture: tuple[int, ...], features: Tensor | None) -> None:
