@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from tiny import tiny_target
 
 from eyas.core.batch import Committed, Draft
 from eyas.core.capture import default_aux_layers
@@ -19,6 +18,7 @@ from eyas.drafters.small_model.propose import SmallModelDrafter
 from eyas.kernels.reference.random import uniform
 from eyas.nn.packed import PackedContext
 from eyas.targets.base import Target
+from tiny import tiny_target
 
 
 @torch.no_grad()
@@ -76,7 +76,9 @@ class OracleDrafter(FakeDrafter):
     A request that it does not know gets nonsense, so a wrong history shows as an acceptance of zero.
     """
 
-    def __init__(self, num_draft_tokens: int, answers: list[list[int]], *, skill: float, vocab_size: int) -> None:
+    def __init__(
+        self, num_draft_tokens: int, answers: list[list[int]], *, skill: float, vocab_size: int
+    ) -> None:
         super().__init__(num_draft_tokens)
         self.answers, self.skill, self.vocab_size = answers, skill, vocab_size
         self.generator = torch.Generator().manual_seed(0)
@@ -101,7 +103,9 @@ class FeatureSpy(OracleDrafter):
     must continue without a gap.
     """
 
-    def __init__(self, target: Target, num_draft_tokens: int, answers: list[list[int]], *, skill: float) -> None:
+    def __init__(
+        self, target: Target, num_draft_tokens: int, answers: list[list[int]], *, skill: float
+    ) -> None:
         super().__init__(num_draft_tokens, answers, skill=skill, vocab_size=target.config.vocab_size)
         self.target = target
         self.aux_layers = default_aux_layers(target.config.num_layers)
@@ -130,7 +134,9 @@ class FeatureSpy(OracleDrafter):
             self.num_rows += count
 
 
-def random_head(target: Target, kind: str, num_draft_tokens: int, *, sample: bool = False, seed: int = 0) -> Any:
+def random_head(
+    target: Target, kind: str, num_draft_tokens: int, *, sample: bool = False, seed: int = 0
+) -> Any:
     """An EAGLE-3 or P-EAGLE drafter with random weights and a draft vocabulary of half the tokens."""
     torch.manual_seed(seed)
     vocab_size = target.config.vocab_size
@@ -177,3 +183,42 @@ def make_drafter(kind: str, target: Target, num_draft_tokens: int, answers: list
         "self": lambda: small_model(target, num_draft_tokens, same=True),
     }
     return makers[kind]()
+
+
+class PieceTokenizer:
+    """A byte-level tokenizer of 64 tokens: pieces of one to three bytes, some of them parts of a character.
+
+    Ids 0 (end of text) and 1 are special. Ids 2 .. 5 are the four bytes of an emoji, 6 and 7 of an e acute;
+    the rest are lower-case letters and pairs with blanks.
+    """
+
+    eos_token_id = 0
+    chat_template = "yes"
+    special = (b"<eos>", b"<bos>")
+
+    def __init__(self) -> None:
+        letters = [bytes([97 + i]) for i in range(26)]
+        pairs = [bytes([97 + i, 98 + i]) for i in range(0, 24, 2)]
+        blanks = [b" " + bytes([97 + i]) for i in range(18)]
+        emoji, accent = "\N{GRINNING FACE}".encode(), "\N{LATIN SMALL LETTER E WITH ACUTE}".encode()
+        cut = [bytes([byte]) for byte in emoji + accent]
+        self.pieces = [*self.special, *cut, *letters, *pairs, *blanks]
+        assert len(self.pieces) == 64
+
+    def decode(
+        self,
+        token_ids: list[int],
+        *,
+        skip_special_tokens: bool = True,
+        clean_up_tokenization_spaces: bool = False,
+    ) -> str:
+        keep = [self.pieces[i] for i in token_ids if i > 1 or not skip_special_tokens]
+        return b"".join(keep).decode("utf-8", errors="replace")
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [1] * add_special_tokens + [8 + ord(letter) - 97 for letter in text if letter.isalpha()]
+
+    def apply_chat_template(self, messages, *, tokenize, add_generation_prompt) -> str:
+        assert not tokenize
+        assert add_generation_prompt
+        return "".join(message["content"] for message in messages) + "q"

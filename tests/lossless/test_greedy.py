@@ -2,16 +2,26 @@
 
 import pytest
 import torch
-from fakes import make_drafter, naive_greedy
-from tiny import tiny_target
 
 from eyas.core.sampling import SamplingParams
 from eyas.engine.llm import LLM
+from fakes import make_drafter, naive_greedy
+from tiny import tiny_target
 
 PROMPT_LENGTHS = (1, 2, 5, 19, 3, 11, 8, 33)
 NUM_TOKENS = 24
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-DRAFTERS = ("silent", "oracle", "perfect", "wrong", "prompt_lookup", "eagle3", "peagle", "small_model", "self")
+DRAFTERS = (
+    "silent",
+    "oracle",
+    "perfect",
+    "wrong",
+    "prompt_lookup",
+    "eagle3",
+    "peagle",
+    "small_model",
+    "self",
+)
 
 
 def prompts(count: int = 8) -> list[list[int]]:

@@ -234,12 +234,17 @@ class LLM:
         try:
             self._submit([group])
             seen = 0
-            while not group.finished:
-                self._runner.step()
+            while True:
+                # Somebody else's steps may have ended it meanwhile.
+                if not group.finished:
+                    self._runner.step()
                 size = sum(len(request.output_ids) for request in group.requests)
-                if size != seen or group.finished:
+                finished = group.finished
+                if finished or size != seen:
                     seen = size
                     yield self._output(group)
+                if finished:
+                    return
         finally:
             self.abort(group.request_id)
 

@@ -54,7 +54,7 @@ class Postprocessor:
             request.output_ids += tokens[:kept]
             request.origins += self._origins[count][:kept]
             if request.text is not None:
-                self._watch_text(request, tokens[:kept])
+                kept -= self._watch_text(request, tokens[:kept])
             own = request.stats
             own.steps += 1
             own.drafted += row[-1]
@@ -86,16 +86,23 @@ class Postprocessor:
         return kept
 
     @staticmethod
-    def _watch_text(request: Request, tokens: list[int]) -> None:
-        """Extend the text; where a stop string ends it, cut everything to it."""
+    def _watch_text(request: Request, tokens: list[int]) -> int:
+        """Extend the text; where a stop string ends it, cut everything to it.
+
+        Returns how many tokens stand behind the stop string. Its own tokens were decoded as by plain
+        decoding, so they count as committed although they are cut.
+        """
         assert request.text is not None
         if request.finish_reason == "stop" and not request.params.include_stop_str_in_output:
             tokens = tokens[:-1]  # a stop token's text is not shown
         hit = request.text.push(tokens)
+        behind = 0
         if hit is not None:
+            behind = len(request.output_ids) - hit.num_decoded
             del request.output_ids[hit.num_tokens :]
             del request.origins[hit.num_tokens :]
             request.finish_reason, request.stop_reason = "stop", hit.stop
+        return behind
 
 
 def attach_logprobs(

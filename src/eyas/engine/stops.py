@@ -16,15 +16,17 @@ from dataclasses import dataclass, field
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What decoders show for bytes that are no character (yet)."""
-MAX_WAITING = 8
-"""After so many tokens without a complete character the bytes are taken to be broken for good."""
 
 Decode = Callable[[list[int]], str]
 
 
 @dataclass(slots=True)
 class Detokenizer:
-    """Incremental decoding over a window of tokens: constant cost a token, however long the output."""
+    """Incremental decoding over a window of tokens: constant cost a token, however long the output.
+
+    Bytes that are no character yet wait, however many they are: some decoders (byte fallback) show even
+    complete characters as broken until the last one of a row is complete.
+    """
 
     decode: Decode
     text: str = ""
@@ -44,7 +46,7 @@ class Detokenizer:
         self._tail = self.decode(self._ids[self._prefix :])[len(before) :]
         complete = self._tail.rstrip(REPLACEMENT)
         self.text = self._done + complete
-        if complete == self._tail or len(self._ids) - self._read > MAX_WAITING:
+        if complete == self._tail:
             self._done += self._tail
             self.text = self._done
             self._prefix, self._read, self._tail = self._read, len(self._ids), ""
@@ -63,6 +65,8 @@ class StopHit:
     text: str
     num_tokens: int
     """Tokens of the whole output that are kept."""
+    num_decoded: int
+    """Tokens up to the one that completed the stop string: what decoding token by token would have done."""
 
 
 def find_stop(text: str, checked: int, stops: Sequence[str]) -> tuple[int, str] | None:
@@ -132,7 +136,7 @@ class TextTracker:
             return None
         begin, stop = found
         kept = text[: begin + len(stop)] if self._include else text[:begin]
-        return StopHit(stop, kept, self._shortest(len(kept)))
+        return StopHit(stop, kept, self._shortest(len(kept)), self._shortest(begin + len(stop)))
 
     def _shortest(self, length: int) -> int:
         """Number of tokens whose text holds `length` characters."""
