@@ -27,7 +27,7 @@ def command(
     max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens compared for each prompt.")] = 48,
     samples: Annotated[
         int, typer.Option(min=0, help="Seeds of each distribution check; 0 leaves them out.")
-    ] = 500,
+    ] = 400,
     sample_drafts: Annotated[
         bool, typer.Option("--sample-drafts", help="Draw drafts and verify by the rejection rule.")
     ] = False,

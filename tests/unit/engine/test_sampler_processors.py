@@ -15,6 +15,7 @@ from transformers.generation.logits_process import (
 
 import naive_sampling
 from eyas.core.sampling import SamplingParams
+from eyas.engine import logits_processors
 from eyas.engine.logits_processors import count_drafts, filter_tokens, token_counts
 from eyas.engine.sampler import Needs, SamplingState, needs_of, process_logits, target_probs
 
@@ -192,3 +193,48 @@ def test_resumed_request_keeps_its_prompt_length(prompt_tokens):
 
     expected = [-1.0 if prompt_tokens <= token < 7 else 0.0 for token in range(V)]
     assert out.view(-1).tolist() == expected
+
+
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([0.05, 0.5, 0.9, 1.0]),
+    st.sampled_from([1, 7, 8, 9, 60]),
+    st.sampled_from([0.0, 0.1]),
+    st.booleans(),
+)
+def test_the_short_way_on_the_cpu_equals_the_sort(seed, top_p, top_k, min_p, ties):
+    """Where the likeliest 8 of 60 tokens are enough, and where they are not (ties, wide nuclei)."""
+    logits = torch.randn(2, 3, 60, generator=torch.Generator().manual_seed(seed)) * 3
+    if ties:
+        logits = logits.round()
+    options = {
+        "min_p": torch.tensor([min_p, 0.0]),
+        "top_k": torch.tensor([top_k, 60]),
+        "top_p": torch.tensor([top_p, 0.3]),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logits_processors, "HEAD", 8)
+        short = filter_tokens(logits, **options)
+        patch.setattr(logits_processors, "HEAD", 60)
+        whole = filter_tokens(logits, **options)
+
+    assert torch.equal(short, whole)
+
+
+def test_the_short_way_is_taken(monkeypatch):
+    monkeypatch.setattr(logits_processors, "HEAD", 8)
+    monkeypatch.setattr(logits_processors, "_keep_by_sort", None)
+    logits = -torch.arange(60.0)
+
+    assert filtered(logits, top_p=0.9).isfinite().sum() == 3
+    assert filtered(logits, top_k=8).isfinite().sum() == 8
+    with pytest.raises(TypeError):
+        filtered(logits, top_k=9)
+
+
+def test_the_short_way_keeps_bad_rows_bad(monkeypatch):
+    monkeypatch.setattr(logits_processors, "HEAD", 8)
+    logits = torch.randn(60)
+    logits[5] = float("nan")
+
+    assert filtered(logits, top_p=0.5).isnan().any()
