@@ -1,0 +1,141 @@
+"""From a recipe to a head's start: its shape, its vocabulary map, its weights."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from eyas.core.errors import ConfigError
+from eyas.core.vocab_map import VocabMap
+from eyas.data.vocab_count import TokenCounts, choose_mask_token, draft_vocabulary
+from eyas.drafters.artifact import load_head, make_model
+from eyas.drafters.eagle3.model import Eagle3Model
+from eyas.drafters.head_config import HeadConfig
+from eyas.drafters.peagle.model import PEagleModel
+from eyas.targets.base import Target
+from eyas.training.config import Eagle3Section, HeadSection, PEagleSection, TrainConfig
+from eyas.training.objectives.base import Objective
+from eyas.training.objectives.eagle3 import Eagle3Objective
+from eyas.training.objectives.peagle import PEagleObjective
+
+
+def make_objective(section: Eagle3Section | PEagleSection) -> Objective:
+    """The plug-in that a recipe names."""
+    if isinstance(section, Eagle3Section):
+        return Eagle3Objective(section.ttt_steps, section.decay, section.depth_weights)
+    return PEagleObjective(
+        section.num_depths, section.retention, section.min_retention, section.depth_weights
+    )
+
+
+def build_head(
+    config: TrainConfig, target: Target, counts: TokenCounts, template_ids: frozenset[int]
+) -> tuple[Eagle3Model, VocabMap, float]:
+    """Head in float32 on the target's device, its vocabulary map, and its coverage of supervised tokens.
+
+    A warm start keeps the old head's map and mask token: making them anew would re-label every row.
+    """
+    head = config.head
+    if head.warm_start is not None:
+        return _warm_start(config, target, counts)
+    size = head.draft_vocab_size or target.config.vocab_size
+    vocab_map, coverage = draft_vocabulary(counts, size)
+    mask_token = None
+    if config.objective.kind == "peagle":
+        mask_token = choose_mask_token(
+            counts, target.tokenizer, template_ids=template_ids, wanted=head.mask_token_id
+        )
+    shape = HeadConfig.for_target(
+        target.config,
+        kind=config.objective.kind,
+        num_layers=head.num_layers,
+        draft_vocab_size=size,
+        intermediate_size=head.intermediate_size,
+        aux_layers=head.aux_layers,
+        norm_before_residual=head.norm_before_residual,
+        norm_before_fc=head.norm_before_fc,
+        fc_norm=head.fc_norm,
+        norm_output=head.norm_output,
+        attention_bias=head.attention_bias,
+        qk_norm=head.qk_norm,
+        trained_embedding=head.train_embeddings == "all",
+        mask_token_id=mask_token,
+    )
+    table = target.decoder.embed_tokens.weight
+    model = make_model(shape, table)
+    _initialise(model, head, target, vocab_map, seed=config.run.seed)
+    model.to(target.device)
+    _freeze(model, head)
+    return model, vocab_map.to(target.device), coverage
+
+
+def _initialise(
+    model: Eagle3Model, head: HeadSection, target: Target, vocab_map: VocabMap, *, seed: int
+) -> None:
+    """Normal weights from the seed (on the CPU, so that devices agree), then the wanted exceptions."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                noise = torch.randn(module.weight.shape, generator=generator)
+                module.weight.copy_(head.init_std * noise)
+                if module.bias is not None:
+                    module.bias.zero_()
+        if isinstance(model, PEagleModel):
+            model.mask_hidden.copy_(torch.randn(model.mask_hidden.shape, generator=generator))
+        if head.init_lm_head_from_target:
+            rows = target.decoder.lm_head_weight[vocab_map.target_ids.to(target.device)]
+            model.lm_head.weight.copy_(rows.float())
+        model.norm.weight.fill_(head.final_norm_scale)
+        for name, parameter in list(model.named_parameters()):
+            if parameter.dtype != torch.float32:
+                owner = model.get_submodule(name.rpartition(".")[0])
+                setattr(owner, name.rpartition(".")[2], nn.Parameter(parameter.float()))
+
+
+def _freeze(model: Eagle3Model, head: HeadSection) -> None:
+    if isinstance(model, PEagleModel) and head.train_embeddings == "none":
+        model.mask_embedding.requires_grad = False
+
+
+def _warm_start(
+    config: TrainConfig, target: Target, counts: TokenCounts
+) -> tuple[Eagle3Model, VocabMap, float]:
+    assert config.head.warm_start is not None
+    loaded = load_head(
+        config.head.warm_start,
+        target.config,
+        target.decoder.embed_tokens.weight,
+        identity=target.identity,
+        lm_head_weight=target.decoder.lm_head_weight,
+        device=target.device,
+        dtype=torch.float32,
+    )
+    if loaded.config.kind != config.objective.kind:
+        raise ConfigError(
+            f"head.warm_start={config.head.warm_start}: that head is {loaded.config.kind}, the objective is "
+            f"{config.objective.kind}"
+        )
+    chosen = loaded.vocab_map.target_ids.cpu().numpy()
+    coverage = float(counts.supervised[chosen].sum()) / max(int(counts.supervised.sum()), 1)
+    mask = loaded.config.mask_token_id
+    if mask is not None and counts.all[mask]:
+        raise ConfigError(
+            f"head.warm_start: its mask token {mask} stands {counts.all[mask]} times in this data"
+        )
+    model = loaded.model
+    model.requires_grad_(requires_grad=True)
+    _freeze(model, config.head)
+    return model, loaded.vocab_map.to(target.device), coverage
+
+
+def describe(model: Eagle3Model, vocab_map: VocabMap, coverage: float) -> dict[str, Any]:
+    """Facts about the head for the log and for eyas.json."""
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return {
+        "num_trained_parameters": trained,
+        "draft_vocab_size": vocab_map.draft_vocab_size,
+        "draft_vocab_coverage": round(coverage, 5),
+        "mask_token_id": model.config.mask_token_id,
+        "aux_layers": list(model.config.aux_layers),
+    }

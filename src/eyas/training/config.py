@@ -1,0 +1,205 @@
+"""The recipe of a training run: strict, every default said here, saved resolved beside the head.
+
+eyas train recipes/train/smollm2-135m-eagle3.yaml data.store=answers/store optim.lr=5e-4
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from eyas.core.errors import ConfigError
+from eyas.training.losses import LossKind
+
+
+def _require(name: str, value: Any, good: bool, rule: str) -> None:
+    if not good:
+        raise ConfigError(f"{name}={value!r}: it must be {rule}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSection:
+    """The model whose answers the head learns to guess; it is frozen."""
+
+    path: str
+    """Folder, GGUF file or name, as `--target` takes it."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 on CUDA, float32 on the CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSection:
+    """Where the tokens come from."""
+
+    store: str
+    """Folder made by `eyas data regenerate` (its store/) or `eyas data pack`."""
+    seq_len: int = 512
+    """Tokens in a packed row; longer documents are cut."""
+    held_out: float = 0.01
+    """Share of documents kept for validation, by the hash of their ids."""
+
+    def __post_init__(self) -> None:
+        _require("seq_len", self.seq_len, self.seq_len >= 8, "at least 8")
+        _require("held_out", self.held_out, 0.0 <= self.held_out < 1.0, "a share in [0, 1)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSection:
+    """Shape and start of the head; names as in drafters/head_config.py."""
+
+    num_layers: int | None = None
+    """None: 1 for eagle3, 4 for peagle."""
+    draft_vocab_size: int | None = None
+    """None: the target's vocabulary."""
+    intermediate_size: int | None = None
+    aux_layers: tuple[int, ...] | None = None
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    attention_bias: bool = False
+    qk_norm: bool = False
+    train_embeddings: Literal["none", "mask", "all"] = "mask"
+    """none: not even peagle's mask row; mask: only that row; all: the whole table."""
+    mask_token_id: int | None = None
+    """peagle: None chooses an id that is proven unused; a given one is checked."""
+    init_lm_head_from_target: bool = True
+    final_norm_scale: float = 1.0
+    """Start value of the final norm's scale; below 1 it tempers the first predictions."""
+    init_std: float = 0.02
+    warm_start: str | None = None
+    """Folder of a head to go on from; its vocabulary map and mask token are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Section:
+    """EAGLE-3: training-time test."""
+
+    kind: Literal["eagle3"] = "eagle3"
+    ttt_steps: int = 7
+    decay: float = 0.8
+    """Weight of step s is decay^s, unless depth_weights says otherwise."""
+    depth_weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _require("ttt_steps", self.ttt_steps, self.ttt_steps >= 1, "at least 1")
+        if self.depth_weights is not None:
+            _require(
+                "depth_weights", self.depth_weights, len(self.depth_weights) == self.ttt_steps, "one a step"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PEagleSection:
+    """P-EAGLE: K depths in one forward, conditional drop."""
+
+    kind: Literal["peagle"] = "peagle"
+    num_depths: int = 8
+    """K in training."""
+    retention: float = 0.8
+    """r: depth k keeps max(r^k, min_retention) of the supervised rows."""
+    min_retention: float = 0.0
+    depth_weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _require("num_depths", self.num_depths, self.num_depths >= 1, "at least 1")
+        _require("retention", self.retention, 0.0 < self.retention <= 1.0, "in (0, 1]")
+        _require("min_retention", self.min_retention, 0.0 <= self.min_retention <= 1.0, "in [0, 1]")
+        if self.depth_weights is not None:
+            _require(
+                "depth_weights", self.depth_weights, len(self.depth_weights) == self.num_depths, "one a depth"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSection:
+    """See training/losses.py."""
+
+    kind: LossKind = "soft_ce"
+    oov: Literal["mask", "keep"] = "mask"
+    """What becomes of slots whose teacher argmax is outside the draft vocabulary."""
+    chunk: int = 4096
+    """Slots whose logits are held at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimSection:
+    """AdamW and its schedule."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float = 0.5
+    warmup: float = 0.02
+    """Share of the run in which the learning rate rises linearly from 0."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    final_lr: float = 0.0
+    """Learning rate at the end, as a share of lr."""
+    ema: float | None = None
+    """Decay of a moving average of the weights, which is then what is validated and saved; None for off."""
+
+    def __post_init__(self) -> None:
+        _require("lr", self.lr, self.lr > 0, "positive")
+        _require("warmup", self.warmup, 0.0 <= self.warmup < 1.0, "a share in [0, 1)")
+        _require("ema", self.ema, self.ema is None or 0.0 < self.ema < 1.0, "None or in (0, 1)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSection:
+    """How long, how big, where to."""
+
+    out: str
+    """Folder of the head; checkpoints and the log stand in it too."""
+    seed: int = 0
+    batch_rows: int = 32
+    """Rows of seq_len in a forward."""
+    accumulation: int = 1
+    """Forwards in an optimizer step."""
+    epochs: float | None = None
+    max_steps: int | None = None
+    max_minutes: float | None = None
+    """Wall clock of training, compilation included. The first limit reached ends the run."""
+    schedule_by: Literal["steps", "time"] = "steps"
+    """What the learning rate follows; "time" fits a run into max_minutes whatever the speed."""
+    log_every: int = 20
+    validate_every: int = 500
+    """Steps between validations; 0 for only at the end."""
+    validate_rows: int = 256
+    checkpoint_every: int = 500
+    """Steps between checkpoints; 0 for none."""
+    keep_checkpoints: int = 2
+    resume: bool = True
+    """Go on from the newest checkpoint in `out`, if there is one."""
+    compile: bool = False
+    """torch.compile target, drafter and loss; worth its minute on a GPU."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the drafter's products (weights and optimizer stay float32). auto: bfloat16 on CUDA."""
+    packed: bool = False
+    """Write the head in the packed format (int8)."""
+    tensorboard: bool = True
+
+    def __post_init__(self) -> None:
+        _require("batch_rows", self.batch_rows, self.batch_rows >= 1, "at least 1")
+        _require("accumulation", self.accumulation, self.accumulation >= 1, "at least 1")
+        _require("log_every", self.log_every, self.log_every >= 1, "at least 1")
+        limits = (self.epochs, self.max_steps, self.max_minutes)
+        if all(limit is None for limit in limits):
+            raise ConfigError("epochs, max_steps or max_minutes is needed, else the run never ends")
+        if self.schedule_by == "time" and self.max_minutes is None:
+            raise ConfigError("schedule_by=time needs max_minutes")
+        if self.schedule_by == "steps" and self.epochs is None and self.max_steps is None:
+            raise ConfigError(
+                "schedule_by=steps needs epochs or max_steps; with max_minutes alone use schedule_by=time"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """One training run."""
+
+    target: TargetSection
+    data: DataSection
+    objective: Eagle3Section | PEagleSection
+    run: RunSection
+    head: HeadSection = field(default_factory=HeadSection)
+    loss: LossSection = field(default_factory=LossSection)
+    optim: OptimSection = field(default_factory=OptimSection)

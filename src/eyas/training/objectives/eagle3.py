@@ -1,0 +1,62 @@
+"""EAGLE-3's training-time test: the head is trained on its own output, `steps` deep (methods 3.3).
+
+Step s of every rollout runs at once: row a carries the token that is really next (teacher forcing) and the
+hidden state that step s - 1 gave for the SAME row, at RoPE position a + s. So row a of step s is slot (a, s).
+
+    step 0   (x[a+1], fc(features[a]))   -> guess x[a+2], state h1[a]
+    step 1   (x[a+2], h1[a])             -> guess x[a+3], state h2[a]   ...
+
+Gradients flow through the states of all steps; loss weights fall as decay^s.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from eyas.drafters.eagle3.model import Eagle3Model
+from eyas.nn.rollout import TTTContext
+from eyas.training.rows import DraftRows
+from eyas.training.slots import Slots, make_slots
+
+
+class Eagle3Objective:
+    """Training-time test of `steps` steps; slots are [B, steps * n], step-major."""
+
+    mean_over_first_depth = True
+
+    def __init__(
+        self, steps: int = 7, decay: float = 0.8, depth_weights: tuple[float, ...] | None = None
+    ) -> None:
+        self.num_depths = steps
+        self.depth_weights = depth_weights or tuple(decay**step for step in range(steps))
+
+    def slots(self, rows: DraftRows, *, seed: int, max_supervised: int) -> Slots:
+        """All anchors at all steps; nothing is drawn."""
+        del seed, max_supervised
+        return self.all_slots(rows)
+
+    def all_slots(self, rows: DraftRows) -> Slots:
+        """All anchors at all steps."""
+        batch, n = rows.tokens.shape
+        index = torch.arange(n, device=rows.tokens.device)
+        anchors = index.repeat(self.num_depths).expand(batch, -1)
+        depths = torch.arange(self.num_depths, device=index.device).repeat_interleave(n)
+        return make_slots(rows, anchors, depths)
+
+    def forward(self, model: Eagle3Model, rows: DraftRows, features: Tensor, slots: Slots) -> Tensor:
+        """Unroll the steps: features [B, n, A * D] -> normed [B, steps * n, D]."""
+        del slots
+        n = rows.tokens.shape[1]
+        context = TTTContext(rows.segments)
+        hidden = model.fuse(features)
+        tokens = functional.pad(rows.tokens, (0, self.num_depths - 1))
+        outputs = []
+        for step in range(self.num_depths):
+            embeddings = model.embed(tokens[:, step : step + n])
+            normed, hidden = model(embeddings, hidden, rows.positions + step, context)
+            outputs.append(normed)
+        return torch.cat(outputs, dim=1)
+
+    def bound(self, num_supervised: list[int]) -> int:
+        """Each step supervises a supervised row at most once."""
+        return self.num_depths * sum(num_supervised)

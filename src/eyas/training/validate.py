@@ -1,0 +1,49 @@
+"""Validation: every anchor at every depth of held-out rows, counted as greedy decoding would."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from eyas.core.vocab_map import VocabMap
+from eyas.data.loader import Batch, slice_rows
+from eyas.training.capture import capture
+from eyas.training.metrics import AcceptanceCount, on_grid
+from eyas.training.rows import draft_rows, shift_features, teacher_rows
+from eyas.training.slots import guess_index
+from eyas.training.step import TrainStep
+
+
+@torch.no_grad()
+def measure(step: TrainStep, vocab_map: VocabMap, rows: Batch, *, batch_rows: int) -> AcceptanceCount:
+    """Acceptance by depth over packed held-out rows, `batch_rows` at a time."""
+    count = AcceptanceCount(step.objective.num_depths)
+    for begin in range(0, rows.ids.shape[0], batch_rows):
+        _measure_batch(step, vocab_map, slice_rows(rows, begin, begin + batch_rows), count)
+    return count
+
+
+def _measure_batch(step: TrainStep, vocab_map: VocabMap, batch: Batch, count: AcceptanceCount) -> None:
+    target, model, objective = step.target, step.model, step.objective
+    rows = draft_rows(batch)
+    slots = objective.all_slots(rows)
+    captured = capture(target.decoder, batch, model.config.aux_layers)
+    with step.autocasting():
+        normed = objective.forward(model, rows, shift_features(batch, captured.features), slots)
+    choices = teacher_rows(captured.choices)
+    n, depths = rows.tokens.shape[1], slots.depths.expand_as(slots.anchors)
+    place = guess_index(slots, n)
+    drafts = vocab_map.to_target(draft_argmax(normed, model.lm_head.weight))
+    on_path = (choices == rows.answers).gather(1, place)
+    grids = [
+        on_grid(values, slots.anchors, depths, n, objective.num_depths)
+        for values in (drafts == choices.gather(1, place), slots.supervised, on_path)
+    ]
+    count.add(*grids)
+
+
+def draft_argmax(normed: Tensor, head_weight: Tensor, *, chunk: int = 4096) -> Tensor:
+    """Draft id with the largest logit of each slot: normed [..., D] -> int64 [...]."""
+    flat = normed.reshape(-1, normed.shape[-1])
+    weight = head_weight.to(flat.dtype)
+    parts = [functional.linear(part, weight).argmax(-1) for part in torch.split(flat, chunk)]
+    return torch.cat(parts).view(normed.shape[:-1])
