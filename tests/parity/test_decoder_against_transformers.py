@@ -1,7 +1,8 @@
 """The decoder against `transformers` on tiny random weights, for each family, with and without a KV cache.
 
-What each case catches: llama3 scaling (angles), tied output matrix, a sliding window shorter than the text, biases of
-q, k, v, q/k norm, head_dim that is not hidden / heads; the chunked cases catch positions, page boundaries, padding.
+What each case catches: llama3 scaling (angles), tied output matrix, a sliding window shorter than the text,
+biases of q, k, v, q/k norm, head_dim that is not hidden / heads; the chunked cases catch positions, page
+boundaries, padding.
 """
 
 import json
@@ -9,6 +10,7 @@ import json
 import pytest
 import torch
 import transformers
+
 from eyas.core.batch import ForwardBatch
 from eyas.nn.packed import PackedContext
 from eyas.nn.paged import PagedContext, allocate_cache, page_slots
