@@ -23,6 +23,7 @@ from eyas.drafters.peagle.model import PEagleModel
 from eyas.drafters.peagle.propose import PEagleDrafter
 from eyas.drafters.prompt_lookup.propose import PromptLookupDrafter
 from eyas.drafters.small_model.propose import LanguageModel, SmallModelDrafter
+from eyas.nn.linear import pack_linears
 
 DEFAULT_NUM_DRAFT_TOKENS = {"eagle3": 3, "peagle": 7, "prompt_lookup": 7, "small_model": 4}
 SMALL = "small:"
@@ -99,6 +100,7 @@ def build_drafter(
         dtype=dtype,
     )
     model, kind = head.model, head.config.kind
+    pack_linears(model)
     if isinstance(model, PEagleModel):
         return PEagleDrafter(model, head.vocab_map, count[kind], sample_drafts=sample_drafts, uniform=uniform)
     return Eagle3Drafter(model, head.vocab_map, count[kind], sample_drafts=sample_drafts, uniform=uniform)

@@ -8,19 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from eyas.core.errors import ModelFormatError
 from eyas.drafters.artifact import LoadedHead, load_head
-from eyas.drafters.eagle3.model import Eagle3Model
 from eyas.drafters.files import read_tensors
-from eyas.drafters.peagle.model import PEagleModel
+from eyas.drafters.probe import probe
 from eyas.export.engines import Engine
 from eyas.export.names import expected_tensors
-from eyas.nn.packed import PackedContext
 from eyas.targets.base import Target
-
-ROWS, DEPTHS = 12, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +65,3 @@ def compare_names(folder: Path, head: LoadedHead, engine: Engine) -> tuple[list[
     missing = sorted(name for name, shape in expected.items() if found.get(name) != shape)
     unknown = sorted(name for name, shape in found.items() if expected.get(name) != shape)
     return missing, unknown
-
-
-@torch.no_grad()
-def probe(model: Eagle3Model) -> Tensor:
-    """Logits [DEPTHS, ROWS, Vd] of random rows: features first, then the head's own output (or mask rows)."""
-    generator = torch.Generator().manual_seed(0)
-    config = model.config
-    features = torch.randn(1, ROWS, config.feature_size, generator=generator)
-    token_ids = torch.randint(0, config.vocab_size, (1, ROWS), generator=generator)
-    context = PackedContext.of(torch.zeros(1, ROWS, dtype=torch.int64))
-    hidden, logits = model.fuse(features), []
-    for depth in range(DEPTHS):
-        normed, hidden = model(model.embed(token_ids), hidden, torch.arange(ROWS)[None] + depth, context)
-        logits.append(model.logits(normed)[0])
-        if isinstance(model, PEagleModel):
-            token_ids = torch.full_like(token_ids, model.mask_token_id)
-            hidden = model.fused_mask().expand_as(hidden)
-    return torch.stack(logits)

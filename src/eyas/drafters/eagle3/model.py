@@ -18,6 +18,7 @@ from eyas.core.errors import HeadMismatchError
 from eyas.drafters.eagle3.layers import HeadLayer
 from eyas.drafters.head_config import HeadConfig
 from eyas.nn.attention import AttentionContext
+from eyas.nn.linear import Linear
 from eyas.nn.norm import RMSNorm
 from eyas.nn.rotary import Rotary
 
@@ -49,10 +50,10 @@ class Eagle3Model(nn.Module):
             if config.fc_norm
             else None
         )
-        self.fc = nn.Linear(config.feature_size, size, bias=False)
+        self.fc = Linear(config.feature_size, size, bias=False)
         self.layers = nn.ModuleList(HeadLayer(config, index) for index in range(config.num_layers))
         self.norm = RMSNorm(size, eps)
-        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
+        self.lm_head = Linear(size, config.draft_vocab_size, bias=False)
         self.rotary = Rotary(config.rope, config.head_dim, config.max_position_embeddings)
 
     @property
