@@ -121,39 +121,42 @@ def regenerate(
     waiting = [_dialog(prompt, config) for prompt in prompts if prompt.id not in writer.done]
     total, tokens, skipped, started = len(prompts), 0, 0, time.monotonic()
     finished = len(prompts) - len(waiting)
-    for first in range(0, len(waiting), config.window):
-        active = waiting[first : first + config.window]
-        while active:
-            ready = []
-            for dialog in active:
-                if answerer.open(dialog) <= config.max_prompt_tokens:
-                    ready.append(dialog)
-                elif dialog.spans or dialog.finish_reasons:
-                    dialog.messages.pop()  # the user turn that no longer fits
-                    dialog.ids = dialog.ids[: dialog.spans[-1][1]] if dialog.spans else []
-                    writer.add(dialog)
-                    finished += 1
-                else:
-                    skipped += 1
-            active = []
-            params = [_params(dialog, config) for dialog in ready]
-            for index, text, reason, count in answerer.answer(ready, params):
-                dialog = ready[index]
-                tokens += count
-                turn = len(dialog.finish_reasons) + 1
-                dialog.finish_reasons.append(reason)
-                dialog.messages.append({"role": "assistant", "content": text})
-                if count and text.strip() and turn < len(dialog.prompt.turns):
-                    dialog.messages.append({"role": "user", "content": dialog.prompt.turns[turn]})
-                    active.append(dialog)
-                elif text.strip():
-                    writer.add(dialog)
-                    finished += 1
-                else:
-                    skipped += 1
-                if progress is not None:
-                    progress(finished + skipped, total, tokens)
-    writer.flush()
+    try:
+        for first in range(0, len(waiting), config.window):
+            active = waiting[first : first + config.window]
+            while active:
+                ready = []
+                for dialog in active:
+                    if answerer.open(dialog) <= config.max_prompt_tokens:
+                        ready.append(dialog)
+                    elif dialog.spans or dialog.finish_reasons:
+                        dialog.messages.pop()  # the user turn that no longer fits
+                        dialog.ids = dialog.ids[: dialog.spans[-1][1]] if dialog.spans else []
+                        writer.add(dialog)
+                        finished += 1
+                    else:
+                        skipped += 1
+                active = []
+                params = [_params(dialog, config) for dialog in ready]
+                for index, text, reason, count in answerer.answer(ready, params):
+                    dialog = ready[index]
+                    tokens += count
+                    turn = len(dialog.finish_reasons) + 1
+                    dialog.finish_reasons.append(reason)
+                    dialog.messages.append({"role": "assistant", "content": text})
+                    if count and text.strip() and turn < len(dialog.prompt.turns):
+                        dialog.messages.append({"role": "user", "content": dialog.prompt.turns[turn]})
+                        active.append(dialog)
+                    elif text.strip():
+                        writer.add(dialog)
+                        finished += 1
+                    else:
+                        skipped += 1
+                    if progress is not None:
+                        progress(finished + skipped, total, tokens)
+    finally:
+        # Also when the user stops it: what is answered is kept.
+        writer.flush()
     return writer.manifest(seconds=time.monotonic() - started, new_tokens=tokens, skipped=skipped)
 
 

@@ -1,13 +1,13 @@
 """Tiny batches and heads, and the literal per-rollout loops that the trainers are held against."""
 
 import torch
-from tiny import tiny_config
 
 from eyas.data.loader import Batch
 from eyas.drafters.artifact import make_model
 from eyas.drafters.head_config import HeadConfig
 from eyas.nn.packed import PackedContext
 from eyas.training.rows import draft_rows
+from tiny import tiny_config
 
 
 def make_batch(lengths, seq_len, *, prompt=2, vocab=64, seed=0):
@@ -73,7 +73,9 @@ def naive_eagle3(model, batch, features, row, first, anchor, depth):
     for step in range(depth + 1):
         length = anchor - first + 1 + step
         tokens = ids[first + 1 : first + 1 + length]
-        normed, feedback = model(model.embed(tokens)[None], hidden[None], torch.arange(length)[None], causal(length))
+        normed, feedback = model(
+            model.embed(tokens)[None], hidden[None], torch.arange(length)[None], causal(length)
+        )
         hidden = torch.cat((hidden, feedback[0, -1:]))
     return normed[0, -1]
 
@@ -84,7 +86,9 @@ def naive_peagle(model, batch, features, row, first, anchor, depth):
     tokens = torch.cat((ids[first + 1 : anchor + 2], torch.full((depth,), model.mask_token_id)))
     stacked = torch.cat((features[row, first : anchor + 1], model.mask_hidden.expand(depth, -1)))
     length = tokens.numel()
-    normed, _ = model(model.embed(tokens)[None], model.fuse(stacked)[None], torch.arange(length)[None], causal(length))
+    normed, _ = model(
+        model.embed(tokens)[None], model.fuse(stacked)[None], torch.arange(length)[None], causal(length)
+    )
     return normed[0, -1]
 
 

@@ -27,7 +27,9 @@ def check(model, objective, slots, batch, features, naive, num_depths):
     rows = draft_rows(batch)
     normed = objective.forward(model, rows, shift_features(batch, features), slots)
     place = flat(slots, batch.ids.shape[1])
-    probe = torch.randn(model.config.draft_vocab_size, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    probe = torch.randn(
+        model.config.draft_vocab_size, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+    )
     mine, theirs, compared = 0.0, 0.0, 0
     for row, first, anchor, depth in rollouts(batch, num_depths):
         if (row, anchor, depth) not in place:
@@ -49,7 +51,9 @@ def check(model, objective, slots, batch, features, naive, num_depths):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("flags", [{}, {"norm_output": True, "fc_norm": True}, {"norm_before_residual": True}])
+@pytest.mark.parametrize(
+    "flags", [{}, {"norm_output": True, "fc_norm": True}, {"norm_before_residual": True}]
+)
 def test_training_time_test_equals_the_loop_over_rollouts(flags):
     model = make_head("eagle3", **flags)
     batch = make_batch(LENGTHS, 13)

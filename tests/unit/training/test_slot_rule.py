@@ -59,7 +59,11 @@ def test_chain_context_without_rollouts():
     rows = draft_rows(make_batch([[10, 9]], 20))
     slots = PEagleObjective(num_depths=1).all_slots(rows)
     q, k, v = tensors = heads(slots)
-    compare(slots, tensors, ChainContext(slots.anchors, slots.segments, 20, ()).attend(0, q, k, v, scale=0.3, window=None))
+    compare(
+        slots,
+        tensors,
+        ChainContext(slots.anchors, slots.segments, 20, ()).attend(0, q, k, v, scale=0.3, window=None),
+    )
 
 
 def test_ttt_context_equals_the_slot_rule():
@@ -77,7 +81,9 @@ def test_eagle3_and_peagle_see_the_same_keys():
     rows = draft_rows(make_batch([[12, 7]], 20))
     full = PEagleObjective(num_depths=4).all_slots(rows)
     q, k, v = heads(full)
-    chained = ChainContext(full.anchors, full.segments, 20, full.blocks).attend(0, q, k, v, scale=0.3, window=None)
+    chained = ChainContext(full.anchors, full.segments, 20, full.blocks).attend(
+        0, q, k, v, scale=0.3, window=None
+    )
     context, compared = TTTContext(rows.segments), 0
     for depth in range(4):
         block = slice(depth * 20, (depth + 1) * 20)

@@ -1,0 +1,253 @@
+"""The trainer end to end on a tiny target: it learns, resumes exactly, saves what it trained."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.core.errors import ConfigError, DataError
+from eyas.data.store import StoreWriter, TokenStore
+from eyas.drafters.artifact import load_head
+from eyas.training.config import (
+    DataSection,
+    Eagle3Section,
+    HeadSection,
+    LossSection,
+    OptimSection,
+    PEagleSection,
+    RunSection,
+    TargetSection,
+    TrainConfig,
+)
+from eyas.training.trainer import Trainer
+from eyas.training.validate import measure
+from tiny import tiny_target
+
+OBJECTIVES = {"eagle3": Eagle3Section(ttt_steps=4), "peagle": PEagleSection(num_depths=4)}
+
+
+def greedy_store(folder, target, *, documents=12, length=20, copies=4):
+    """Documents that the target itself wrote greedily after random prompts.
+
+    Each stands there several times under other names, so that held-out ones are in the training split too:
+    nobody can learn a random target, but any head can learn it by heart.
+    """
+    generator = torch.Generator().manual_seed(1)
+    writer = StoreWriter(folder, vocab_size=target.config.vocab_size, meta={})
+    from eyas.nn.packed import PackedContext
+
+    for number in range(documents):
+        ids = torch.randint(4, 60, (1, 4), generator=generator)
+        for _ in range(length - 4):
+            positions = torch.arange(ids.shape[1])[None]
+            context = PackedContext.of(torch.zeros_like(ids, dtype=torch.int32))
+            hidden, _ = target.decoder(ids, positions, context)
+            ids = torch.cat((ids, target.decoder.logits(hidden[:, -1:]).argmax(-1)), 1)
+        for copy in range(copies):
+            writer.add(f"doc-{number}-{copy}", ids[0].tolist(), [(4, length)])
+    writer.close()
+    return TokenStore.load(folder)
+
+
+def recipe(out, kind, **run):
+    defaults = {"max_steps": 30, "batch_rows": 4, "log_every": 5, "validate_every": 0, "checkpoint_every": 0}
+    return TrainConfig(
+        target=TargetSection(path="tiny"),
+        data=DataSection(store="store", seq_len=48, held_out=0.2),
+        objective=OBJECTIVES[kind],
+        head=HeadSection(num_layers=1, draft_vocab_size=56),
+        loss=LossSection(chunk=64),
+        optim=OptimSection(lr=1e-2),
+        run=RunSection(out=str(out), tensorboard=False, **(defaults | run)),
+    )
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    target = tiny_target()
+    return target, greedy_store(tmp_path_factory.mktemp("store"), target)
+
+
+def losses(out):
+    records = [json.loads(line) for line in (Path(out) / "training_log.jsonl").read_text().splitlines()]
+    return [(r["step"], r["loss"]) for r in records if r["kind"] == "train"]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+def test_learning_by_heart_improves_acceptance(kind, world, tmp_path):
+    target, store = world
+    trainer = Trainer(recipe(tmp_path, kind, max_steps=40), target, store)
+    before = measure(trainer.step, trainer.vocab_map, trainer.validation, batch_rows=4).simulated_al
+    trainer.train()
+    records = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
+    validation = [r["simulated_al"] for r in records if r["kind"] == "validation"]
+    train = [r["loss"] for r in records if r["kind"] == "train"]
+    assert train[-1] < 0.8 * train[0]
+    assert validation[-1] > before + 0.5
+    meta = json.loads((tmp_path / "eyas.json").read_text())
+    assert meta["validation"]["simulated_al"] == validation[-1]
+    assert meta["data"]["hash"] == store.manifest["hash"]
+    assert len(meta["validation"]["acceptance"]) == 4
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+def test_the_saved_head_is_the_trained_one(kind, packed, world, tmp_path):
+    target, store = world
+    trainer = Trainer(recipe(tmp_path, kind, max_steps=3, packed=packed), target, store)
+    trainer.train()
+    loaded = load_head(
+        tmp_path,
+        target.config,
+        target.decoder.embed_tokens.weight,
+        identity=target.identity,
+        lm_head_weight=target.decoder.lm_head_weight,
+    )
+    assert torch.equal(loaded.vocab_map.target_ids, trainer.vocab_map.target_ids)
+    mine = dict(trainer.model.named_parameters())
+    for name, parameter in loaded.model.named_parameters():
+        tolerance = mine[name].abs().max().item() / 100 if packed else 0.0
+        torch.testing.assert_close(parameter, mine[name].detach(), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+def test_a_resumed_run_has_the_same_loss_curve(kind, world, tmp_path):
+    target, store = world
+    whole = recipe(tmp_path / "whole", kind, max_steps=12, log_every=1)
+    optim = replace(whole.optim, ema=0.9)
+    Trainer(replace(whole, optim=optim), target, store).train()
+    cut = recipe(tmp_path / "cut", kind, max_steps=12, log_every=1, checkpoint_every=5, keep_checkpoints=1)
+    cut = replace(cut, optim=optim)
+
+    class Stopped(Exception):  # noqa: N818
+        pass
+
+    trainer = Trainer(cut, target, store)
+    run_step = trainer.step.run
+
+    def stop_at_eight(*args, **kwargs):
+        if trainer.state.step == 7:
+            raise Stopped
+        return run_step(*args, **kwargs)
+
+    trainer.step.run = stop_at_eight
+    with pytest.raises(Stopped):
+        trainer.train()
+    Trainer(cut, target, store).train()
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    first, second = (tmp_path / name / "model.safetensors" for name in ("whole", "cut"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_gradient_accumulation_equals_a_larger_batch(world, tmp_path):
+    target, store = world
+    results = []
+    for number, (rows, times) in enumerate(((4, 1), (2, 2))):
+        config = recipe(tmp_path / str(number), "eagle3", batch_rows=rows, accumulation=times, max_steps=2)
+        trainer = Trainer(config, target, store)
+        trainer.train()
+        results.append(trainer.model.state_dict())
+    for name, value in results[0].items():
+        torch.testing.assert_close(value, results[1][name], rtol=1e-4, atol=2e-5)
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(world, tmp_path):
+    target, store = world
+    config = recipe(tmp_path, "eagle3", max_steps=2, checkpoint_every=2)
+    Trainer(config, target, store).train()
+    other = replace(config, optim=replace(config.optim, lr=0.5))
+    with pytest.raises(ConfigError, match="another optim"):
+        Trainer(other, target, store).train()
+
+
+def test_a_warm_start_keeps_vocabulary_and_weights(world, tmp_path):
+    target, store = world
+    first = Trainer(recipe(tmp_path / "a", "peagle", max_steps=2), target, store)
+    first.train()
+    config = recipe(tmp_path / "b", "peagle", max_steps=1)
+    second = Trainer(replace(config, head=HeadSection(warm_start=str(tmp_path / "a"))), target, store)
+    assert torch.equal(second.vocab_map.target_ids, first.vocab_map.target_ids)
+    assert second.model.config == first.model.config
+    torch.testing.assert_close(second.model.fc.weight, first.model.fc.weight)
+    with pytest.raises(ConfigError, match="peagle"):
+        Trainer(
+            replace(recipe(tmp_path / "c", "eagle3"), head=HeadSection(warm_start=str(tmp_path / "a"))),
+            target,
+            store,
+        )
+
+
+@pytest.mark.parametrize("trained", ["none", "mask", "all"])
+def test_which_embeddings_train(trained, world, tmp_path):
+    target, store = world
+    config = recipe(tmp_path, "peagle", max_steps=2)
+    trainer = Trainer(replace(config, head=replace(config.head, train_embeddings=trained)), target, store)
+    table = target.decoder.embed_tokens.weight.clone()
+    mask = trainer.model.mask_embedding.detach().clone()
+    trainer.train()
+    assert torch.equal(target.decoder.embed_tokens.weight, table)
+    assert torch.equal(trainer.model.mask_embedding, mask) == (trained == "none")
+    assert torch.equal(trainer.model.embed_weight, table) == (trained != "all")
+
+
+def test_a_used_mask_token_is_refused(world, tmp_path):
+    target, store = world
+    used = int(store.ids[0])
+    config = recipe(tmp_path, "peagle")
+    with pytest.raises(DataError, match="in use"):
+        Trainer(replace(config, head=replace(config.head, mask_token_id=used)), target, store)
+
+
+def test_the_clock_ends_a_run_and_drives_the_schedule(world, tmp_path):
+    target, store = world
+    config = recipe(tmp_path, "eagle3", max_steps=None, max_minutes=0.02, schedule_by="time", log_every=1)
+    trainer = Trainer(config, target, store)
+    began = time.monotonic()
+    trainer.train()
+    assert time.monotonic() - began < 30
+    records = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
+    rates = [r["lr"] for r in records if r["kind"] == "train"]
+    assert 0 <= rates[-1] < max(rates)
+
+
+CHILD = """
+import sys, os, pathlib
+sys.path[:0] = {paths!r}
+from test_trainer import recipe
+from tiny import tiny_target
+from eyas.data.store import TokenStore
+from eyas.training.trainer import Trainer
+store = TokenStore.load(pathlib.Path({store!r}))
+Trainer(recipe({out!r}, "peagle", max_steps=40, log_every=1, checkpoint_every=4), tiny_target(), store).train()
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_and_resume_gives_the_same_head(tmp_path):
+    target = tiny_target()
+    store_folder = tmp_path / "store"
+    store = greedy_store(store_folder, target)
+    here = Path(__file__).parent
+    code = CHILD.format(
+        paths=[str(here), str(here.parents[1])], store=str(store_folder), out=str(tmp_path / "cut")
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not list((tmp_path / "cut").glob("checkpoints/step-*")):
+        time.sleep(0.05)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    config = recipe(tmp_path / "cut", "peagle", max_steps=40, log_every=1, checkpoint_every=4)
+    Trainer(config, target, store).train()
+    Trainer(replace(config, run=replace(config.run, out=str(tmp_path / "whole"))), target, store).train()
+    assert [s for s, _ in losses(tmp_path / "cut")] == list(range(1, 41))
+    cut, whole = dict(losses(tmp_path / "cut")), dict(losses(tmp_path / "whole"))
+    assert cut == pytest.approx(whole, rel=1e-5)
