@@ -72,7 +72,7 @@ def prefill(models: StepModels, state: EngineState, chunks: Sequence[Chunk]) -> 
 def rectangles(lengths: Sequence[int]) -> list[tuple[int, int]]:
     """Cut lengths, longest first, into ranges whose rectangles hold at most MAX_PADDING of padding.
 
-    Example: [100, 98, 40, 39] -> [(0, 2), (2, 4)].
+    Example: [100, 98, 20, 19] -> [(0, 2), (2, 4)].
     """
     groups: list[tuple[int, int]] = []
     begin, filled = 0, 0

@@ -1,0 +1,56 @@
+"""Buckets, and the halves of a step on padded batches: what the CUDA graphs do, run eagerly on the CPU."""
+
+import pytest
+import torch
+
+from eyas.core.sampling import SamplingParams
+from eyas.engine.graphs import bucket_of, first_half, second_half, visible_bound
+from eyas.engine.llm import LLM
+from eyas.engine.sampler import Needs
+from fakes import naive_greedy, random_head
+from tiny import tiny_target
+
+
+@pytest.mark.parametrize(("size", "bucket"), [(1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (9, 16), (64, 64)])
+def test_buckets(size, bucket):
+    assert bucket_of(size) == bucket
+
+
+@pytest.mark.parametrize(("visible", "bound"), [(1, 1024), (1024, 1024), (1025, 2048), (5000, 8192)])
+def test_bounds_on_visible(visible, bound):
+    assert visible_bound(visible) == bound
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+@pytest.mark.parametrize("needs", [Needs.GREEDY, Needs.SAMPLE])
+def test_padding_with_the_trash_row_changes_nothing(kind, needs):
+    """Two requests in a bucket of four; warm-up on trash rows alone happens in the middle of it all."""
+    target = tiny_target()
+    llm = LLM(target, random_head(target, kind, 3), max_model_len=64, page_size=4, max_num_seqs=4)
+    runner = llm._runner
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    prompts = [[3, 4, 5], [7, 8, 9, 10, 11]]
+    groups = llm._intake.groups(prompts, params)
+    llm._submit(groups)
+    requests = [group.requests[0] for group in groups]
+    trash = runner.state.num_slots
+    with torch.no_grad():
+        runner.step()
+        for _ in range(4):
+            plan = runner.scheduler.schedule()
+            runner._update_rows(plan)
+            warm = torch.full((4,), trash)
+            second_half(
+                runner.models, runner.state, first_half(runner.models, runner.state, warm, needs, 1024)
+            )
+            slots = torch.tensor([request.slot for request in requests] + [trash, trash])
+            first = first_half(runner.models, runner.state, slots, needs, 1024)
+            second_half(runner.models, runner.state, first)
+            runner._post.apply(requests, first.report[:2].tolist())
+            assert runner.state.length[trash] == 0
+            assert not runner.state.page_table[trash].any()
+
+    for prompt, request in zip(prompts, requests, strict=True):
+        tokens = request.output_ids
+        assert len(tokens) >= 5
+        assert tokens == naive_greedy(target, prompt, len(tokens))
