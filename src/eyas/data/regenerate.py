@@ -197,8 +197,8 @@ class _ShardWriter:
                     key for key in self.run if before.get(key) != json.loads(json.dumps(self.run[key]))
                 ]
                 raise DataError(
-                    f"{path}: the folder holds another run ({', '.join(changed)} differ); continue it with the same "
-                    "source, target and parameters, or choose another --out"
+                    f"{path}: the folder holds another run ({', '.join(changed)} differ); continue it with "
+                    "the same source, target and parameters, or choose another --out"
                 )
         else:
             write_json(path, self.run)

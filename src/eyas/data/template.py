@@ -80,6 +80,12 @@ class ChatTemplate:
         """Ids of messages with the answer opened: what the target is asked to continue."""
         return self.tokenize(self.render(messages, open_answer=True))
 
+    def own_ids(self) -> frozenset[int]:
+        """Ids that the template itself writes (and a few of the probe's text): never free for other uses."""
+        probe = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
+        text = self.render(probe) + self.render([*probe, probe[0]], open_answer=True)
+        return frozenset(self.tokenize(text)) | self.end_ids
+
     def follow_up_ids(
         self, messages: list[Message], answer: str, following: Message, *, ended: bool
     ) -> list[int]:

@@ -62,8 +62,8 @@ def choose_mask_token(
             raise DataError(f"mask_token_id={wanted} is outside the vocabulary of {vocab_size}")
         if counts.all[wanted] or wanted in forbidden:
             raise DataError(
-                f"mask_token_id={wanted} is in use ({counts.all[wanted]} times in the data; or special, or in "
-                "the chat template); leave it out to have an unused id chosen"
+                f"mask_token_id={wanted} is in use ({counts.all[wanted]} times in the data, or special, or "
+                "in the chat template); leave it out to have an unused id chosen"
             )
         return wanted
     beyond = range(len(tokenizer), vocab_size) if tokenizer is not None else range(0)

@@ -196,6 +196,28 @@ class LLM:
         self._run(groups, progress)
         return [group.requests[0].output_ids for group in groups]
 
+    def iterate_ids(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
+    ) -> Iterator[tuple[int, list[int], str]]:
+        """As generate_ids, but yields (index of the prompt, output ids, finish reason) as requests end.
+
+        Closing the iterator aborts the requests that still run.
+        """
+        groups = self._intake.groups(prompts, params)
+        if any(group.params.n > 1 for group in groups):
+            raise RequestError("iterate_ids gives one output a prompt: n must be 1")
+        places = {id(group.requests[0]): index for index, group in enumerate(groups)}
+        try:
+            self._submit(groups)
+            while places:
+                for request in self._runner.step():
+                    index = places.pop(id(request), None)
+                    if index is not None:
+                        yield index, request.output_ids, request.finish_reason or "error"
+        finally:
+            for group in groups:
+                self.abort(group.request_id)
+
     def abort(self, request_id: str) -> bool:
         """End a request and free its pages; False if no such request is running or waiting."""
         group = self._live.pop(request_id, None)

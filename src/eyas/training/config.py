@@ -193,6 +193,17 @@ class RunSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingSection:
+    """Real decoding with the finished head, beside the simulated acceptance length."""
+
+    prompts: tuple[str, ...] = ()
+    """JSONL files of prompts; each gets a figure. Empty for none."""
+    limit: int = 80
+    num_draft_tokens: int = 7
+    max_new_tokens: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """One training run."""
 
@@ -203,3 +214,4 @@ class TrainConfig:
     head: HeadSection = field(default_factory=HeadSection)
     loss: LossSection = field(default_factory=LossSection)
     optim: OptimSection = field(default_factory=OptimSection)
+    decoding: DecodingSection = field(default_factory=DecodingSection)

@@ -225,7 +225,8 @@ from tiny import tiny_target
 from eyas.data.store import TokenStore
 from eyas.training.trainer import Trainer
 store = TokenStore.load(pathlib.Path({store!r}))
-Trainer(recipe({out!r}, "peagle", max_steps=40, log_every=1, checkpoint_every=4), tiny_target(), store).train()
+config = recipe({out!r}, "peagle", max_steps=40, log_every=1, checkpoint_every=4)
+Trainer(config, tiny_target(), store).train()
 """
 
 

@@ -1,0 +1,97 @@
+"""`eyas train`: train a draft head from a recipe."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from eyas.cli import console
+
+
+def command(
+    recipe: Annotated[Path, typer.Argument(help="YAML recipe, as in recipes/train/.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, as in optim.lr=5e-4")] = None,
+    *,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
+    quiet: Annotated[bool, typer.Option(help="No live display; the log file has everything.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print eyas.json of the head at the end.")] = False,
+) -> None:
+    """Train a draft head from a recipe; a run that was stopped goes on from its newest checkpoint."""
+    import json
+
+    from eyas.config import load_config
+    from eyas.data.store import TokenStore
+    from eyas.data.template import ChatTemplate
+    from eyas.targets.load import load_target
+    from eyas.training.config import TrainConfig
+    from eyas.training.display import QuietDisplay, RichDisplay
+    from eyas.training.trainer import Trainer
+
+    config = load_config(TrainConfig, recipe, overrides or [])
+    store = TokenStore.load(Path(config.data.store))
+    dtype = None if config.target.dtype == "auto" else config.target.dtype
+    # Unpacked: training multiplies whole batches, which the CPU's decoding layout does not serve.
+    target = load_target(config.target.path, **console.device_and_dtype(device, dtype), pack=False)
+    template_ids: frozenset[int] = frozenset()
+    if getattr(target.tokenizer, "chat_template", None):
+        from eyas.cli.data import end_ids
+
+        template_ids = ChatTemplate(target.tokenizer, end_ids(target)).own_ids()
+    trainer = Trainer(
+        config,
+        target,
+        store,
+        template_ids=template_ids,
+        display=QuietDisplay() if quiet else RichDisplay(),
+        evaluate=_evaluator(config, target) if config.decoding.prompts else None,
+    )
+    out = trainer.train()
+    meta = json.loads((out / "eyas.json").read_text(encoding="utf-8"))
+    if as_json:
+        console.print_json(meta)
+        return
+    printer = console.results()
+    validation = meta["validation"]
+    if validation:
+        shares = " ".join(f"{share:.3f}" for share in validation["acceptance"])
+        printer.print(f"simulated AL {validation['simulated_al']:.3f}, acceptance by depth {shares}")
+    for name, figures in meta.get("decoding", {}).items():
+        printer.print(f"{name}: AL {figures['acceptance_length']:.3f} over {figures['num_prompts']} prompts")
+    printer.print(f"head in {out}")
+
+
+def _evaluator(config: Any, target: Any) -> Any:
+    """A callable that decodes real prompts with a head: the AL that users will see."""
+
+    def evaluate(folder: Path) -> dict[str, Any]:
+        import torch
+
+        from eyas.core.sampling import SamplingParams
+        from eyas.data.sources import read_prompts
+        from eyas.engine.llm import LLM
+
+        if target.device.type == "cuda":
+            torch.cuda.empty_cache()
+        decoding, results = config.decoding, {}
+        llm = LLM(
+            target,
+            folder,
+            num_draft_tokens=decoding.num_draft_tokens,
+            max_num_seqs=32 if target.device.type == "cuda" else 8,
+            max_model_len=min(target.config.max_position_embeddings, 4096),
+            gpu_memory_fraction=0.5,
+        )
+        params = SamplingParams(temperature=0.0, max_tokens=decoding.max_new_tokens)
+        for name in decoding.prompts:
+            prompts = read_prompts(Path(name), limit=decoding.limit)
+            llm.stats.reset()
+            llm.chat([prompt.opening for prompt in prompts], params)
+            results[Path(name).name.split(".")[0]] = {
+                "num_prompts": len(prompts),
+                "num_draft_tokens": decoding.num_draft_tokens,
+                "acceptance_length": round(llm.stats.acceptance_length, 4),
+                "acceptance_by_depth": [round(share, 4) for share in llm.stats.acceptance_by_depth],
+            }
+        return results
+
+    return evaluate
