@@ -66,6 +66,7 @@ def _replace(path: Path, write: Any) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         write(temporary)
+        temporary.chmod(0o644)  # safetensors writes for its owner only
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -44,3 +44,26 @@ def test_drafts_equal_recomputing_everything(kind, flags, num_draft_tokens):
             guesses, wanted = reference.draft(sim.tokens[b], sim.features[b][:m], k, vocab_map.target_ids)
             torch.testing.assert_close(logits[b], wanted, rtol=1e-8, atol=1e-8)
             assert draft.tokens[b].tolist() == guesses
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+def test_a_request_at_the_context_limit_leaves_its_neighbour_alone(kind):
+    k = 7
+    drafter, reference, vocab_map, _ = make(kind, k)
+    sim = drafter_rounds.Rounds(drafter, lengths=[22, 5], max_len=24, dtype=torch.float64)
+    sim.prefill(chunk=8)
+    draft = sim.round([0, 2], k)  # request 0 stands at position 22 of 24
+
+    for b, num_inside in ((0, 1), (1, k)):
+        m = len(sim.tokens[b]) - 1
+        guesses, _ = reference.draft(sim.tokens[b], sim.features[b][:m], k, vocab_map.target_ids)
+        # What would stand past the limit can never be committed.
+        assert draft.tokens[b].tolist()[:num_inside] == guesses[:num_inside]
+
+
+def test_a_head_made_in_inference_mode_drafts(kind="peagle"):
+    with torch.inference_mode():
+        drafter, _, _, _ = make(kind, 3)
+        sim = drafter_rounds.Rounds(drafter, lengths=[4], dtype=torch.float64)
+        sim.prefill(chunk=4)
+        assert sim.round([1], 3).tokens.shape == (1, 3)

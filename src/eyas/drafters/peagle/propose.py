@@ -77,10 +77,15 @@ class PEagleDrafter(HeadDrafter):
         A change is written into the same tensor. A CUDA graph does not run this check: call `bind` or an
         eager `propose` after changing weights.
         """
-        versions = [weight._version for weight in self._mask_weights]  # noqa: SLF001 - torch's change counter
+        versions = [_version(weight) for weight in self._mask_weights]
         if self._fused_mask is None:
             self._fused_mask = self._peagle.fused_mask().clone()
         elif versions != self._mask_versions:
             self._fused_mask.copy_(self._peagle.fused_mask())
         self._mask_versions = versions
         return self._fused_mask
+
+
+def _version(weight: Tensor) -> int:
+    """torch's count of in-place changes; tensors made in inference mode have none and do not change."""
+    return 0 if weight.is_inference() else weight._version  # noqa: SLF001 - no public name for it
