@@ -61,9 +61,9 @@ def test_a_request_at_the_context_limit_leaves_its_neighbour_alone(kind):
         assert draft.tokens[b].tolist()[:num_inside] == guesses[:num_inside]
 
 
-def test_a_head_made_in_inference_mode_drafts(kind="peagle"):
+def test_a_head_made_in_inference_mode_drafts():
     with torch.inference_mode():
-        drafter, _, _, _ = make(kind, 3)
+        drafter, _, _, _ = make("peagle", 3)
         sim = drafter_rounds.Rounds(drafter, lengths=[4], dtype=torch.float64)
         sim.prefill(chunk=4)
         assert sim.round([1], 3).tokens.shape == (1, 3)

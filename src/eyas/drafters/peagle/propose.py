@@ -87,5 +87,5 @@ class PEagleDrafter(HeadDrafter):
 
 
 def _version(weight: Tensor) -> int:
-    """torch's count of in-place changes; tensors made in inference mode have none and do not change."""
+    """Torch's count of in-place changes; tensors made in inference mode have none and do not change."""
     return 0 if weight.is_inference() else weight._version  # noqa: SLF001 - no public name for it
