@@ -284,6 +284,39 @@ def test_bulk_generation_equals_generate(target):
     check_empty(llm)
 
 
+def test_requests_come_out_as_they_end(target):
+    llm = make(target, max_num_seqs=2)
+    prompts = [[i % 64, (7 * i) % 64, 3] for i in range(6)]
+    params = [SamplingParams(temperature=0.0, max_tokens=3 + 5 * (i % 3)) for i in range(6)]
+    found = {index: (ids, reason) for index, ids, reason in llm.iterate_ids(prompts, params)}
+
+    assert [found[i][0] for i in range(6)] == llm.generate_ids(prompts, params)
+    assert {reason for _, reason in found.values()} <= {"stop", "length"}
+    check_empty(llm)
+
+
+def test_requests_that_ended_in_somebody_elses_step_come_out_too(target):
+    llm = make(target)
+    iterator = llm.iterate_ids([[5], [6], [7]], [greedy(max_tokens=n) for n in (1, 2, 3)])
+    first = next(iterator)
+    llm.generate([PROMPT], greedy())
+
+    assert sorted([first[0], *(index for index, _, _ in iterator)]) == [0, 1, 2]
+    check_empty(llm)
+
+
+def test_a_callback_may_abort(target):
+    llm = make(target)
+
+    def report(done: int, tokens: int) -> None:
+        for request_id in list(llm._live):
+            llm.abort(request_id)
+
+    ids = llm.generate_ids([[5], [6]], [greedy(max_tokens=2), greedy(max_tokens=20)], report)
+    assert [len(output) for output in ids] == [2, 2]
+    check_empty(llm)
+
+
 def test_chat_goes_through_the_template(target):
     llm = make(target)
     output = llm.chat([{"role": "user", "content": "ab"}], greedy(max_tokens=2))[0]

@@ -210,7 +210,11 @@ class LLM:
         try:
             self._submit(groups)
             while places:
-                for request in self._runner.step():
+                ended = self._runner.step()
+                if self._runner.scheduler.idle:
+                    # The last ones may have ended in somebody else's step, between two of our yields.
+                    ended = [group.requests[0] for group in groups]
+                for request in ended:
                     index = places.pop(id(request), None)
                     if index is not None:
                         yield index, request.output_ids, request.finish_reason or "error"
@@ -243,7 +247,8 @@ class LLM:
         total, before = len(mine), self.stats.committed
         try:
             self._submit(groups)
-            while mine:
+            # A callback may abort requests, which no step reports: idle means that all have ended.
+            while mine and not self._runner.scheduler.idle:
                 ended = self._runner.step()
                 mine.difference_update(map(id, ended))
                 if progress is not None and ended:

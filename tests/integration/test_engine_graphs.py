@@ -1,0 +1,100 @@
+"""On a GPU: steps replayed from CUDA graphs give what eager steps give, for every drafter and variant."""
+
+import copy
+
+import pytest
+import torch
+
+from eyas.core.sampling import SamplingParams
+from eyas.drafters.prompt_lookup.propose import PromptLookupDrafter
+from eyas.engine.llm import LLM
+from fakes import naive_greedy, random_head, small_model
+from tiny import tiny_target
+
+pytestmark = pytest.mark.gpu
+
+PROMPTS = [[3, 4, 5], [7], list(range(1, 40)), [9, 9, 9, 9, 9], [60, 50, 40]]
+
+
+@pytest.fixture(scope="module")
+def target():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    target = copy.copy(tiny_target(head_dim=16))
+    target.decoder.to("cuda")
+    return target
+
+
+def drafters(target):
+    made = {
+        "plain": lambda: None,
+        "prompt_lookup": lambda: PromptLookupDrafter(4),
+        "eagle3": lambda: random_head(target, "eagle3", 4),
+        "peagle": lambda: random_head(target, "peagle", 4),
+        "self": lambda: small_model(target, 4, same=True),
+        "sampled": lambda: small_model(target, 4, same=True, sample=True),
+    }
+    yield from made.values()
+
+
+def make(target, drafter, **options) -> LLM:
+    return LLM(target, drafter, **{"max_model_len": 128, "max_num_seqs": 4, "num_pages": 64, **options})
+
+
+KINDS = ["plain", "prompt_lookup", "eagle3", "peagle", "self", "sampled"]
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)), ids=KINDS)
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True),
+        SamplingParams(temperature=0.9, seed=3, max_tokens=40, ignore_eos=True),
+        SamplingParams(temperature=0.9, seed=3, top_p=0.8, top_k=20, max_tokens=40, ignore_eos=True),
+        SamplingParams(temperature=0.0, frequency_penalty=0.5, logprobs=2, max_tokens=40, ignore_eos=True),
+    ],
+    ids=["greedy", "sampled", "filtered", "rich"],
+)
+def test_graphs_equal_eager_steps(target, kind, params):
+    """Five requests over four rows: buckets of one, two and four, padding, joins and leaves."""
+    graphed = make(target, list(drafters(target))[kind]())
+    eager = make(target, list(drafters(target))[kind](), enforce_eager=True)
+    assert graphed._runner._graphs is not None
+    assert eager._runner._graphs is None
+    one = [output.outputs[0].token_ids for output in graphed.generate(PROMPTS, params)]
+    two = [output.outputs[0].token_ids for output in eager.generate(PROMPTS, params)]
+
+    assert one == two
+    if params.logprobs is None:
+        assert graphed._runner._graphs._captured
+    assert graphed.stats.verify_seconds > 0
+
+
+def test_graphs_are_lossless_in_float32(target):
+    reference = tiny_target(head_dim=16)
+    expected = [naive_greedy(reference, prompt, 40) for prompt in PROMPTS]
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    for drafter in drafters(target):
+        outputs = make(target, drafter()).generate(PROMPTS, params)
+        assert [output.outputs[0].token_ids for output in outputs] == expected
+
+
+def test_a_second_batch_reuses_the_graphs(target):
+    llm = make(target, random_head(target, "peagle", 4))
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    first = llm.generate(PROMPTS, params)
+    captured = dict(llm._runner._graphs._captured)
+    second = llm.generate(PROMPTS, params)
+
+    assert [o.outputs[0].token_ids for o in first] == [o.outputs[0].token_ids for o in second]
+    assert llm._runner._graphs._captured == captured
+
+
+def test_pages_run_out_under_graphs(target):
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    roomy = make(target, random_head(target, "eagle3", 4)).generate(PROMPTS, params)
+    tight = make(target, random_head(target, "eagle3", 4), num_pages=9)
+    outputs = tight.generate(PROMPTS, params)
+
+    assert tight.stats.preemptions > 0
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in roomy]
