@@ -21,12 +21,13 @@ def show(console: "Console", comparison: Comparison, document: dict[str, Any]) -
     from rich.rule import Rule
 
     console.print(Rule("one prompt, every method"))
-    console.print(_legend())
+    marks = console.color_system is None
+    console.print(_legend(marks=marks))
     shown = [PLAIN, *(row.name for row in comparison.best)]
     console.print(comparison.prompt, style="italic", markup=False)
     for name in shown:
         console.print(f"\n{name}", style="bold", markup=False)
-        console.print(coloured(comparison.answers[name]))
+        console.print(coloured(comparison.answers[name], marks=marks))
     setup = document["setup"]
     console.print(Rule("figures"))
     console.print(
@@ -46,23 +47,34 @@ def show(console: "Console", comparison: Comparison, document: dict[str, Any]) -
         )
 
 
-def coloured(answer: "Answer") -> "Text":
-    """Return the answer's text: the target's own tokens plain, accepted drafts coloured by depth."""
+def coloured(answer: "Answer", *, marks: bool = False) -> "Text":
+    """Return the answer's text: the target's own tokens plain, accepted drafts coloured by depth.
+
+    With `marks`, for output without colours, each run of accepted drafts stands in angle brackets.
+    """
     from rich.text import Text
 
     text = Text()
+    before = 0
     for piece, origin in zip(answer.pieces, answer.origins, strict=True):
+        if marks and before and origin <= 1:
+            text.append("⟩")
+        if marks and origin == 1:
+            text.append("⟨")
         text.append(piece, style=_style(origin))
-    return text
+        before = origin
+    return text.append("⟩" if marks and before else "")
 
 
 def _style(origin: int) -> str:
     return DEPTH_STYLES[min(origin, len(DEPTH_STYLES)) - 1] if origin else ""
 
 
-def _legend() -> "Text":
+def _legend(*, marks: bool) -> "Text":
     from rich.text import Text
 
+    if marks:
+        return Text("tokens in ⟨⟩ were drafted and accepted, the others are the target's own")
     text = Text("tokens: the target's own")
     for depth, style in enumerate(DEPTH_STYLES, start=1):
         last = depth == len(DEPTH_STYLES)
@@ -71,10 +83,11 @@ def _legend() -> "Text":
 
 
 def _table(comparison: Comparison) -> "Table":
+    from rich import box
     from rich.table import Table
 
-    table = Table()
-    for column in ("method", "tok/s", "speedup", "AL", "verify", "draft", "overhead", "same tokens"):
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("method", "tok/s", "speedup", "AL", "verify", "draft", "host", "same"):
         table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     best = {row.name for row in comparison.best}
     for row in comparison.results:
@@ -83,27 +96,32 @@ def _table(comparison: Comparison) -> "Table":
             f"{row.tokens_per_second:.1f}",
             f"{row.speedup:.2f}x",
             f"{row.acceptance_length:.2f}",
-            f"{row.verify_ms:.2f} ms",
-            f"{row.draft_ms:.2f} ms",
-            f"{row.overhead_ms:.2f} ms",
+            f"{row.verify_ms:.1f}",
+            f"{row.draft_ms:.1f}",
+            f"{row.overhead_ms:.1f}",
             "" if row.spec is None else _same(row, short=True),
             style="bold" if row.name in best else "",
         )
-    table.caption = "AL: tokens per target forward, the target's own included. Times are per step."
+    table.caption = (
+        "AL: tokens per target forward, the target's own included · verify, draft, host: ms per step · "
+        "same: answers with exactly plain decoding's tokens"
+    )
     return table
 
 
 def _depth_table(rows: "list[MethodResult]") -> "Table":
+    from rich import box
     from rich.table import Table
 
     depth = max((row.num_draft_tokens for row in rows), default=0)
-    table = Table(title="acceptance by depth (in brackets: given that the depth before was accepted)")
-    table.add_column("method", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("accepted at depth", no_wrap=True)
     for i in range(1, depth + 1):
         table.add_column(str(i), justify="right")
     for row in rows:
-        pairs = zip(row.acceptance_by_depth, row.conditional_acceptance_by_depth, strict=True)
-        table.add_row(row.name, *(f"{share:.2f} ({given:.2f})" for share, given in pairs))
+        table.add_row(row.name, *(f"{share:.2f}" for share in row.acceptance_by_depth))
+        given = (f"{share:.2f}" for share in row.conditional_acceptance_by_depth)
+        table.add_row("  where the one before was", *given, style="dim")
     return table
 
 
@@ -118,4 +136,4 @@ def _place(document: dict[str, Any]) -> str:
     facts = document["provenance"]
     if document["setup"]["device"].startswith("cuda") and facts["machine"]["gpus"]:
         return str(facts["machine"]["gpus"][0])
-    return f"{facts['machine']['cpu']}, {facts['torch_threads']} threads"
+    return f"{facts['machine']['cpu']}, torch threads: {facts['torch_threads']}"

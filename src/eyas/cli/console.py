@@ -1,6 +1,7 @@
 """What every verb prints with: results to stdout, notes and progress to stderr."""
 
 import json
+import os
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -8,12 +9,17 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+FILE_WIDTH = 110
+
 
 def results() -> "Console":
-    """Return a rich console on stdout; highlighting is off so that text is printed as it is."""
+    """Return a rich console on stdout; text is printed as it is, and wide enough for tables in a file."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = FILE_WIDTH
+    return console
 
 
 def notes() -> "Console":
