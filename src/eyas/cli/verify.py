@@ -19,15 +19,15 @@ def command(
         str, typer.Option(help="Folder, GGUF file, hub name, or a name of `eyas models list`.")
     ],
     drafter: Annotated[str, typer.Option(help="Head folder, prompt_lookup, or small:PATH.")],
-    k: Annotated[str, typer.Option("--num-draft-tokens", "-k", help="One K or several: 1,3,7.")] = "1,3,7",
+    k: Annotated[str, typer.Option("--num-draft-tokens", "-k", help="One K or several: 1,3,7,15.")] = "3,7",
     batches: Annotated[str, typer.Option(help="Batch sizes of the equality checks.")] = "1,4",
     temperatures: Annotated[str, typer.Option(help="Besides 0, which is always checked.")] = "1.0",
     prompts: Annotated[str, typer.Option(help="JSONL file, or 'builtin'.")] = "builtin",
-    num_prompts: Annotated[int, typer.Option(min=1, help="Take so many, evenly spaced.")] = 4,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens compared for each prompt.")] = 48,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Take so many, evenly spaced.")] = 3,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens compared for each prompt.")] = 32,
     samples: Annotated[
         int, typer.Option(min=0, help="Seeds of each distribution check; 0 leaves them out.")
-    ] = 400,
+    ] = 300,
     sample_drafts: Annotated[
         bool, typer.Option("--sample-drafts", help="Draw drafts and verify by the rejection rule.")
     ] = False,

@@ -1,0 +1,84 @@
+"""`eyas verify` on a tiny target: verdict, JSON, exit status."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import eyas.engine.step as step_module
+from eyas.cli.main import load_verb
+from eyas.verify.accepted import Accepted
+from tiny import tiny_target
+
+
+class Letters:
+    """Tokenizer enough for the verb: one token a character."""
+
+    chat_template = None
+    eos_token_id = 0
+
+    def __call__(self, text):
+        return {"input_ids": [ord(letter) % 32 for letter in text][:12]}
+
+
+@pytest.fixture
+def verify(monkeypatch):
+    target = tiny_target(vocab_size=32, num_layers=2)
+    target.tokenizer = Letters()
+    monkeypatch.setattr("eyas.targets.load.load_target", lambda *_, **__: target)
+
+    def call(*words):
+        arguments = ["--target", "tiny", "--drafter", "prompt_lookup", "-k", "2", "--samples", "100"]
+        return CliRunner().invoke(_app(), [*arguments, "--max-tokens", "12", *words])
+
+    return call
+
+
+def _app():
+    import typer
+
+    from eyas.cli.verify import command
+
+    app = typer.Typer()
+    app.command()(command)
+    return app
+
+
+def test_verdict(verify):
+    result = verify()
+
+    assert result.exit_code == 0, result.output
+    assert "Lossless: all 3 checks passed." in result.stdout
+
+
+def test_json(verify):
+    document = json.loads(verify("--json").stdout)
+
+    assert document["passed"] is True
+    assert [check["kind"] for check in document["checks"]] == ["greedy", "seeded", "distribution"]
+    assert document["checks"][2]["p_value"] >= document["alpha"]
+
+
+def test_a_broken_engine_ends_with_status_1(verify, monkeypatch):
+    def accept_all(choices, drafts):
+        if drafts.shape[1] == 0:
+            return Accepted(choices, torch.ones_like(choices[:, 0]))
+        tokens = torch.cat([(choices[:, :1] + 1) % 32, choices[:, 1:]], 1)
+        return Accepted(tokens, torch.ones_like(choices[:, 0]))
+
+    monkeypatch.setattr(step_module, "accept_by_match", accept_all)
+    result = verify()
+
+    assert result.exit_code == 1
+    assert "Not lossless" in result.stdout
+
+
+def test_bad_numbers_name_the_flag(verify):
+    result = verify("--temperatures", "warm")
+
+    assert "--temperatures" in str(result.exception)
+
+
+def test_is_a_verb():
+    assert load_verb("verify").name is not None
