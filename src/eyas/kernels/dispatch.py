@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -76,9 +76,11 @@ def paged_attention(
     max_visible: int,
     window: int | None = None,
     tree_bits: Tensor | None = None,
+    memo: dict[Any, Any] | None = None,
 ) -> Tensor:
-    """See eyas.kernels.reference.paged_attention.paged_attention."""
-    out: Tensor = _twin(_attention, queries).paged_attention(
+    """See eyas.kernels.reference.paged_attention.paged_attention; only the reference needs `memo`."""
+    twin = _twin(_attention, queries)
+    out: Tensor = twin.paged_attention(
         queries,
         key_cache,
         value_cache,
@@ -90,5 +92,6 @@ def paged_attention(
         max_visible=max_visible,
         window=window,
         tree_bits=tree_bits,
+        **({"memo": memo} if twin is _attention else {}),
     )
     return out

@@ -8,6 +8,7 @@ A context stores or arranges K and V and says what each row may see:
 
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from eyas.kernels import dispatch
@@ -67,13 +68,15 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext, layer: int) -> Tensor:
         """X [..., input_size], cos and sin [..., head_dim / 2] -> [..., hidden_size]."""
         lead = x.shape[:-1]
-        q, k, v = self.qkv_proj(x).split((self.q_size, self.kv_size, self.kv_size), dim=-1)
-        q = q.reshape(*lead, self.num_heads, self.head_dim)
-        k = k.reshape(*lead, self.num_kv_heads, self.head_dim)
-        v = v.reshape(*lead, self.num_kv_heads, self.head_dim)
+        fused: Tensor = self.qkv_proj(x)
+        # Heads of q, then of k: they rotate by the same angles, in one call.
+        joined, heads = self.q_size + self.kv_size, self.num_heads
+        qk = fused[..., :joined].reshape(*lead, heads + self.num_kv_heads, self.head_dim)
+        v = fused[..., joined:].reshape(*lead, self.num_kv_heads, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = dispatch.apply_rope(q, cos, sin), dispatch.apply_rope(k, cos, sin)
+            qk = torch.cat((self.q_norm(qk[..., :heads, :]), self.k_norm(qk[..., heads:, :])), dim=-2)
+        qk = dispatch.apply_rope(qk, cos, sin)
+        q, k = qk[..., :heads, :], qk[..., heads:, :]
         out = context.attend(layer, q, k, v, scale=self.scale, window=self.window)
         projected: Tensor = self.o_proj(out.reshape(*lead, self.q_size))
         return projected

@@ -1,6 +1,7 @@
 """The engine's attention context: write this forward's K and V into pages, then attend over them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ class PagedContext:
 
     cache: KVCache
     batch: ForwardBatch
+    memo: dict[Any, Any] = field(default_factory=dict)
+    """What attention works out once for all layers; a context serves one forward only."""
 
     def attend(
         self,
@@ -42,6 +45,7 @@ class PagedContext:
             max_visible=batch.max_visible,
             window=window,
             tree_bits=batch.tree_bits,
+            memo=self.memo,
         )
 
 

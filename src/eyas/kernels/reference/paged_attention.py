@@ -12,6 +12,8 @@ read from KV indices 5 + j, where write_kv has put them.
 """
 
 import itertools
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,50 +43,109 @@ def paged_attention(
     max_visible: int,
     window: int | None = None,
     tree_bits: Tensor | None = None,
+    memo: dict[Any, Any] | None = None,
 ) -> Tensor:
     """Attend queries [T, H, dh] to their requests' cached keys and values; returns [T, H, dh].
 
     Grouped heads: query head h reads KV head h // (H / KV). `max_rows` and `max_visible` are bounds.
-    Every row's own K and V must be in the cache already (write_kv first).
+    Every row's own K and V must be in the cache already (write_kv first). A caller whose layers share one
+    batch hands in the same `memo` (empty at first), so that masks are made once and not in every layer.
     """
     del max_rows
+    memo = {} if memo is None else memo
+    if window not in memo:
+        memo[window] = _plan(page_table, q_start, visible, max_visible, window, tree_bits, key_cache.shape[1])
     out = torch.zeros_like(queries)
-    page_size = key_cache.shape[1]
-    starts = q_start.tolist()
-    seen = visible.tolist()
-    for request, (begin, end) in enumerate(itertools.pairwise(starts)):
-        longest = max(seen[begin:end], default=0)
-        extra = end - begin if tree_bits is not None else 0
-        length = min(longest, max_visible) + extra
-        if longest == 0:
-            continue
-        pages = page_table[request, : -(-length // page_size)]
-        keys, values = _gather(key_cache, pages, length), _gather(value_cache, pages, length)
-        index = torch.arange(length, device=queries.device)
-        limit = visible[begin:end, None]
-        allowed = index < limit
-        if window is not None:
-            allowed &= index >= limit - window
-        if tree_bits is not None:
-            # Own rows stand at KV indices visible + j, the same `visible` for all rows of a tree.
-            own = index - limit
-            bit = (tree_bits[begin:end, None] >> own.clamp(0, 62)) & 1
-            allowed |= (own >= 0) & (own < extra) & bit.bool()
+    for request in memo[window]:
+        keys, values = _gather(key_cache, request), _gather(value_cache, request)
         heads = functional.scaled_dot_product_attention(
-            queries[begin:end].transpose(0, 1).unsqueeze(0),
+            queries[request.begin : request.end].transpose(0, 1).unsqueeze(0),
             keys.transpose(0, 1).unsqueeze(0),
             values.transpose(0, 1).unsqueeze(0),
-            attn_mask=allowed,
+            attn_mask=None if request.mask is None else request.mask.to(queries.dtype),
             scale=scale,
             enable_gqa=queries.shape[1] != keys.shape[1],
         )
         rows = heads.squeeze(0).transpose(0, 1)
-        out[begin:end] = torch.where(allowed.any(-1)[:, None, None], rows, 0)
+        if request.seeing is not None:
+            rows = torch.where(request.seeing, rows, 0)
+        out[request.begin : request.end] = rows
     return out
 
 
-def _gather(cache: Tensor, pages: Tensor, length: int) -> Tensor:
-    """The first `length` cached rows of one request, [length, KV, dh]; a view if one page holds them."""
-    if pages.numel() == 1:
-        return cache[int(pages[0]), :length]
-    return cache[pages].flatten(0, 1)[:length]
+@dataclass(slots=True)
+class _Request:
+    """Which rows, keys and pairs of both one request's attention is about."""
+
+    begin: int
+    end: int
+    pages: Tensor
+    first_page: int | None
+    """Where the pages follow each other in the cache, the first one; then nothing is copied."""
+    length: int
+    mask: Tensor | None
+    """float32 [rows, length], 0 or -inf; None where every row sees every key."""
+    seeing: Tensor | None
+    """Bool [rows, 1, 1], rows that see anything; None where all do."""
+
+
+def _plan(
+    page_table: Tensor,
+    q_start: Tensor,
+    visible: Tensor,
+    max_visible: int,
+    window: int | None,
+    tree_bits: Tensor | None,
+    page_size: int,
+) -> list[_Request]:
+    """Requests that have a row which sees something."""
+    requests = []
+    seen = visible.tolist()
+    for index, (begin, end) in enumerate(itertools.pairwise(q_start.tolist())):
+        longest = max(seen[begin:end], default=0)
+        if longest == 0:
+            continue
+        extra = end - begin if tree_bits is not None else 0
+        length = min(longest, max_visible) + extra
+        pages = page_table[index, : -(-length // page_size)]
+        numbers = pages.tolist()
+        follow = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        allowed = _allowed(
+            visible[begin:end], length, window, None if tree_bits is None else tree_bits[begin:end]
+        )
+        seeing = allowed.any(-1)
+        mask = torch.zeros_like(allowed, dtype=torch.float32).masked_fill_(~allowed, -torch.inf)
+        requests.append(
+            _Request(
+                begin=begin,
+                end=end,
+                pages=pages,
+                first_page=numbers[0] if follow else None,
+                length=length,
+                mask=None if bool(allowed.all()) else mask,
+                seeing=None if bool(seeing.all()) else seeing[:, None, None],
+            )
+        )
+    return requests
+
+
+def _allowed(visible: Tensor, length: int, window: int | None, tree_bits: Tensor | None) -> Tensor:
+    """Bool [rows, length]: which KV index each row of one request sees."""
+    index, limit = torch.arange(length, device=visible.device), visible[:, None]
+    allowed = index < limit
+    if window is not None:
+        allowed &= index >= limit - window
+    if tree_bits is not None:
+        # Own rows stand at KV indices visible + j, the same `visible` for all rows of a tree.
+        own = index - limit
+        bit = (tree_bits[:, None] >> own.clamp(0, 62)) & 1
+        allowed |= (own >= 0) & (own < len(visible)) & bit.bool()
+    return allowed
+
+
+def _gather(cache: Tensor, request: _Request) -> Tensor:
+    """The first `length` cached rows of one request, [length, KV, dh]; a view where the pages allow it."""
+    if request.first_page is None:
+        return cache[request.pages].flatten(0, 1)[: request.length]
+    begin = request.first_page * cache.shape[1]
+    return cache.view(-1, *cache.shape[2:])[begin : begin + request.length]

@@ -12,4 +12,5 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     cos, sin = cos.unsqueeze(-2).to(x.dtype), sin.unsqueeze(-2).to(x.dtype)
     first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    left = torch.addcmul(first * cos, second, sin, value=-1)
+    return torch.cat((left, torch.addcmul(second * cos, first, sin)), dim=-1)
