@@ -427,6 +427,16 @@ def test_statistics(target, answer):
     assert stats.accepted_by_depth == [2, 2, 2]
 
 
+def test_a_reused_row_starts_without_drafts(target, answer):
+    llm = make(target, perfect(answer, 3), max_num_seqs=1)
+    llm.generate([PROMPT], greedy(max_tokens=9))
+    first = llm.stats.as_dict()
+    llm.generate([PROMPT], greedy(max_tokens=9))
+
+    for name in ("steps", "drafted", "accepted", "committed"):
+        assert llm.stats.as_dict()[name] == 2 * first[name]
+
+
 def test_a_progress_bar_may_be_shown(target, capsys):
     make(target).generate([PROMPT] * 2, greedy(max_tokens=3), progress=True)
 

@@ -111,7 +111,11 @@ class Scheduler:
         return -(-min(num_cached + self.lookahead, self.max_len) // self.page_size)
 
     def _grow(self, plan: Plan) -> None:
-        """Give every decoding request the pages of its next step, preempting the newest if need be."""
+        """Give every decoding request the pages of its next step, preempting the newest if need be.
+
+        Oldest first: a request that has grown in this step is older than any that is preempted after it, so
+        `grown` never names a row that was given up.
+        """
         for request in list(self.running):
             if request.slot < 0:
                 continue  # preempted for the sake of an older one
@@ -124,9 +128,6 @@ class Scheduler:
                 first = len(request.pages)
                 request.pages += self.blocks.allocate(missing)
                 plan.grown += [(request.slot, i, request.pages[i]) for i in range(first, first + missing)]
-        if plan.preempted:
-            slots = {request.slot for request in self.running}
-            plan.grown = [entry for entry in plan.grown if entry[0] in slots]
 
     def _chunk(self, request: Request, budget: int, plan: Plan) -> int:
         """Plan a prefill chunk within the budget and count it as cached; returns its length."""
