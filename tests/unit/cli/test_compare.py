@@ -40,7 +40,7 @@ def test_compare_prints_texts_table_and_verdict(capsys, prompts):
     assert "prompt_lookup K=2" in out
     assert "prompt_lookup K=3" in out
     assert "the same tokens as plain decoding" in out
-    assert "acceptance by depth" in out
+    assert "accepted at depth" in out
 
 
 def test_compare_json_is_all_of_stdout_and_is_recorded(capsys, prompts, tmp_path):
