@@ -227,11 +227,11 @@ class Trainer:
             self.average.update(self.state.step)
 
     def _next_progress(self) -> float:
-        """Progress at the end of the coming step by steps; now, by time."""
+        """Progress in the middle of the coming step by steps; now, by time."""
         if self.config.run.schedule_by == "time":
             return self.progress()
         assert self.total_steps is not None
-        return (self.state.step + 1) / self.total_steps
+        return (self.state.step + 0.5) / self.total_steps
 
     def _supervised_rows(self, epoch: int) -> list[int]:
         """Supervised draft rows of every packed row of an epoch; read back once an epoch."""
