@@ -97,6 +97,26 @@ def test_learning_by_heart_improves_acceptance(kind, world, tmp_path):
     assert len(meta["validation"]["acceptance"]) == 4
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+def test_simulated_and_decoded_acceptance_length_agree(kind, world, tmp_path):
+    """A head that knows its data by heart drafts as well in the engine as validation says."""
+    from eyas.core.sampling import SamplingParams
+    from eyas.engine.llm import LLM
+
+    target, store = world
+    trainer = Trainer(recipe(tmp_path, kind, max_steps=60), target, store)
+    trainer.train()
+    llm = LLM(target, tmp_path, num_draft_tokens=4, max_num_seqs=8, max_model_len=64)
+    prompts = sorted({tuple(store.document(i)[0][:4]) for i in range(store.num_documents)})
+    llm.generate_ids(
+        [list(p) for p in prompts], SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    )
+    simulated = trainer._last_validation["simulated_al"]
+    assert simulated > 1.8
+    # Other anchors than validation's, and a cut at the end: the same to about a quarter.
+    assert abs(llm.stats.acceptance_length - simulated) < 0.25 * simulated
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", ["eagle3", "peagle"])
 def test_the_saved_head_is_the_trained_one(kind, packed, world, tmp_path):

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 from test_trainer import greedy_store, losses, recipe
-from tiny import tiny_target
 
 from eyas.training.trainer import Trainer
+from tiny import tiny_target
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle"])
