@@ -1,4 +1,4 @@
-"""EAGLE-3's training-time test: the head is trained on its own output, `steps` deep (methods 3.3).
+"""EAGLE-3's training-time test: the head is trained on its own output, `steps` deep (arXiv 2503.01840).
 
 Step s of every rollout runs at once: row a carries the token that is really next (teacher forcing) and the
 hidden state that step s - 1 gave for the SAME row, at RoPE position a + s. So row a of step s is slot (a, s).

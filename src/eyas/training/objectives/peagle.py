@@ -1,4 +1,4 @@
-"""P-EAGLE: all depths of all kept rollouts in one forward (methods 1.2 to 1.4).
+"""P-EAGLE: all depths of all kept rollouts in one forward (arXiv 2602.01469).
 
     depth 0, anchor a    token x[a+1]    features[a]     RoPE a        -> guess x[a+2]
     depth k, anchor a    mask token      mask_hidden     RoPE a + k    -> guess x[a+2+k]
