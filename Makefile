@@ -15,13 +15,15 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-com
 MODEL := smollm2-135m
 HEADS := heads/smollm2-135m-eagle3 heads/smollm2-135m-peagle
 PROMPTS := src/eyas/bench/prompts.jsonl
+# Small enough for two CPU cores: one chat, one code and one maths prompt, three times.
+DEMO_SIZE := --num-prompts 3 --max-tokens 64 --rounds 3
 
 .PHONY: demo test test-gpu check constraints
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.runtime
 	$(BIN)/eyas models get $(MODEL)
-	$(BIN)/eyas compare --target $(MODEL) --heads $(HEADS) --prompts $(PROMPTS) -k 3,5,7 $(DEMO_ARGS)
+	$(BIN)/eyas compare --target $(MODEL) --heads $(HEADS) --prompts $(PROMPTS) -k 3,5,7 $(DEMO_SIZE) $(DEMO_ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not gpu and not multi_gpu" $(PYTEST_ARGS)

@@ -1,4 +1,4 @@
-"""THE attention rule of training: which slot may attend to which (DESIGN section 6, methods 1.4 and 3.3).
+"""THE attention rule of training: which slot may attend to which (docs/algorithms.md).
 
 A slot is (anchor a, depth k): a guess that stands at RoPE position a + k and whose last real position is
 a. With s the document (segment) of a slot, query (a_q, k_q) sees key (a_k, k_k) iff s_q == s_k >= 0 and
