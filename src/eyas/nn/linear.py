@@ -56,7 +56,9 @@ class PackedWeight:
             return functional.linear(x, weight, bias)
         rows = x.reshape(-1, x.shape[-1])
         num_rows = rows.shape[0]
-        if num_rows < MIN_ROWS:
+        if num_rows == 1:
+            rows = rows.expand(MIN_ROWS, -1).contiguous()  # cheaper than padding with zeros
+        elif num_rows < MIN_ROWS:
             rows = functional.pad(rows, (0, 0, 0, MIN_ROWS - num_rows))
         out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.tensor, bias, "none", [], "")  # noqa: SLF001
         return out[:num_rows].view(*x.shape[:-1], out.shape[-1])
