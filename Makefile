@@ -16,7 +16,7 @@ MODEL := smollm2-135m
 HEADS := heads/smollm2-135m-eagle3 heads/smollm2-135m-peagle
 PROMPTS := src/eyas/bench/prompts.jsonl
 # Small enough for two CPU cores: one chat, one code and one maths prompt, three times.
-DEMO_SIZE := --num-prompts 3 --max-tokens 64 --rounds 3
+DEMO_SIZE := --num-prompts 3 --max-tokens 64 --rounds 3 --time-limit 130
 
 .PHONY: demo test test-gpu check constraints
 .DELETE_ON_ERROR:

@@ -48,6 +48,8 @@ class CompareOptions:
     turns: int = 1
     """Turns of each conversation that are answered; later turns follow plain decoding's answers."""
     seed: int = 0
+    time_limit: float | None = None
+    """Seconds; a round that would end later is left out, but the first is always made."""
 
 
 @dataclass(slots=True)
@@ -113,7 +115,11 @@ def compare(
     engines = _engines(target, methods, prompts, options)
     samples: list[Sample] = []
     answers: dict[str, Answer] = {}
+    begin = time.perf_counter()
     for lap in range(options.rounds):
+        elapsed = time.perf_counter() - begin
+        if lap and options.time_limit is not None and elapsed * (lap + 1) / lap > options.time_limit:
+            break
         for ids, token_ids, replies in batches(target.tokenizer, prompts, options.batch, options.turns):
             for method in _rotated(methods, lap):
                 sample, outputs = _measure(engines[method.name], method, lap, ids, token_ids, options)

@@ -42,6 +42,9 @@ def command(
     batch: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     rounds: Annotated[int, typer.Option(min=1, help="Times that everything is measured.")] = 3,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds; leave out rounds that would end later, never the first.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="float32 on CPU and bfloat16 on CUDA unless given.")
@@ -63,7 +66,14 @@ def command(
 
     methods = plan_methods(heads or [], also or [], _parse_ks(k))
     chosen = read_prompts(prompts, num_prompts)
-    options = CompareOptions(max_tokens, batch, temperature, rounds, turns)
+    options = CompareOptions(
+        max_tokens=max_tokens,
+        batch=batch,
+        temperature=temperature,
+        rounds=rounds,
+        turns=turns,
+        time_limit=time_limit,
+    )
     loaded = load_target(target, **console.device_and_dtype(device, dtype))
     total = num_batches(chosen, batch, turns) * len(methods) * rounds
     with console.progress() as bar:
@@ -86,7 +96,7 @@ def command(
         "max_tokens": max_tokens,
         "batch": batch,
         "temperature": temperature,
-        "rounds": rounds,
+        "rounds": len({sample.round for sample in comparison.samples}),
     }
     document = compare_document(comparison, setup, provenance())
     if record is not None:

@@ -63,6 +63,18 @@ def test_the_order_of_methods_rotates(target):
     assert calls == ["plain", "prompt_lookup K=1", "prompt_lookup K=1", "plain"]
 
 
+def test_a_time_limit_leaves_out_rounds_but_never_the_first(target):
+    calls = []
+    compare(
+        target,
+        plan_methods([], [], [1]),
+        PROMPTS[:1],
+        CompareOptions(max_tokens=2, rounds=5, time_limit=0.0),
+        advance=calls.append,
+    )
+    assert calls == ["plain"]
+
+
 def test_the_document_is_json_and_has_the_documented_fields(target):
     outcome = compare(
         target, plan_methods([], ["prompt_lookup"], [2]), PROMPTS[:2], CompareOptions(max_tokens=6, rounds=1)
