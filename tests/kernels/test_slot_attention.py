@@ -8,7 +8,7 @@ from eyas.kernels.reference.slot_attention import causal_segment_mask, slot_atte
 
 
 def may_see(query, key):
-    """The rule as a sentence, on (anchor, depth, segment): real context up to the anchor, or its own rollout."""
+    """One sentence of the rule, on (anchor, depth, segment): context up to the anchor, or its own rollout."""
     (anchor_q, depth_q, segment_q), (anchor_k, depth_k, segment_k) = query, key
     if segment_q != segment_k:
         return False
