@@ -1,7 +1,7 @@
 """Which hidden states of the target a drafter reads, and the one place of the shift by one.
 
 Layer ids follow the convention of EAGLE, vLLM and speculators: id k is the residual stream
-ENTERING layer k, that is the raw output of layer k - 1 (docs/algorithms.md).
+ENTERING layer k, that is the raw output of layer k - 1 (docs/algorithms/index.md).
 
 The shift by one (EAGLE): draft row j carries the token at position j + 1 together with the target's
 features at position j, stands at RoPE position j, and predicts the token at position j + 2.

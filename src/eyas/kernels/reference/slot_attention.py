@@ -1,4 +1,4 @@
-"""THE attention rule of training: which slot may attend to which (docs/algorithms.md).
+"""THE attention rule of training: which slot may attend to which (docs/algorithms/index.md).
 
 A slot is (anchor a, depth k): a guess that stands at RoPE position a + k and whose last real position is
 a. With s the document (segment) of a slot, query (a_q, k_q) sees key (a_k, k_k) iff s_q == s_k >= 0 and
