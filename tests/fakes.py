@@ -149,6 +149,7 @@ def random_head(
         "peagle": (PEagleModel, PEagleDrafter),
     }[kind]
     model = model_class(config, target.decoder.embed_tokens.weight).requires_grad_(requires_grad=False)
+    model = model.to(device=target.device, dtype=target.dtype)
     vocab_map = VocabMap(torch.arange(0, vocab_size, 2), vocab_size)
     return drafter_class(model, vocab_map, num_draft_tokens, sample_drafts=sample, uniform=uniform)
 
@@ -157,11 +158,13 @@ def small_model(target: Target, num_draft_tokens: int, *, sample: bool = False, 
     """A separate small model; with `same` the target's own weights, so that it is always right."""
     vocab_size = target.config.vocab_size
     decoder = target.decoder if same else tiny_target(seed=9, num_layers=2, vocab_size=vocab_size).decoder
+    decoder.to(target.device)
     return SmallModelDrafter(
         decoder,
         num_draft_tokens,
         small_vocab_size=vocab_size,
         vocab_size=vocab_size,
+        device=target.device,
         sample_drafts=sample,
         uniform=uniform,
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from eyas.core.batch import Committed
 from eyas.core.vocab_map import VocabMap
+from eyas.kernels.reference.random import draw
 
 DRAFT_STREAM = 3
 
@@ -46,15 +47,3 @@ def choose_by_sampling(
     numbers = uniform(committed.seeds[:, None].expand_as(positions), positions, DRAFT_STREAM)
     return vocab_map.to_target(draw(probs, numbers)), vocab_map.scatter(probs)
 
-
-def draw(probs: Tensor, numbers: Tensor) -> Tensor:
-    """Inverse-CDF draw: probs [..., V] and numbers [...] in (0, 1) -> ids int64 [...].
-
-    The first id whose cumulative probability exceeds the number, so an id of probability 0 never comes.
-
-    probs [0.25, 0, 0.75]: number 0.2 -> 0, number 0.25 -> 2, number 0.9 -> 2
-    """
-    cumulative = probs.double().cumsum(-1)
-    # Scaled by the sum, which rounding leaves a little off 1: the last id with probability is the limit.
-    wanted = (numbers.double() * cumulative[..., -1]).unsqueeze(-1)
-    return torch.searchsorted(cumulative, wanted, right=True).squeeze(-1).clamp_max(probs.shape[-1] - 1)

@@ -105,6 +105,8 @@ class Trainer:
         )
         self.state = RunState()
         self._started = time.monotonic()
+        self._startup: float | None = None
+        """Seconds of this leg's first step: compilation, which a schedule by time must not follow."""
         self._supervised: tuple[int, list[int]] = (-1, [])
         self._last_validation: dict[str, Any] = {}
 
@@ -179,7 +181,8 @@ class Trainer:
         run = self.config.run
         if run.schedule_by == "time":
             assert run.max_minutes is not None
-            return self.seconds / (60 * run.max_minutes)
+            startup = self._startup or 0.0
+            return (self.seconds - startup) / max(60 * run.max_minutes - startup, 1e-9)
         assert self.total_steps is not None
         return self.state.step / self.total_steps
 
@@ -190,7 +193,7 @@ class Trainer:
         return run.max_minutes is not None and self.seconds >= 60 * run.max_minutes
 
     def _one_step(self, window: _Window) -> None:
-        run = self.config.run
+        run, began = self.config.run, self.seconds
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self._next_progress(), self.config.optim)
         prepared = []
@@ -223,6 +226,8 @@ class Trainer:
             self.seconds,
             self.state.tokens + tokens,
         )
+        if self._startup is None:
+            self._startup = self.seconds - began
         if self.average is not None:
             self.average.update(self.state.step)
 
