@@ -27,14 +27,13 @@ def rollout_attention(
     own_keys: Tensor,
     own_values: Tensor,
     context_mask: Tensor,
-    own_mask: Tensor | None,
     *,
     scale: float,
 ) -> Tensor:
     """One softmax over shared context and own keys: queries [N, M, H, dh] -> [N, M, H, dh].
 
     context_keys, context_values [N, n, KV, dh] with context_mask bool [N, M, n]; own_keys, own_values
-    [N, M, J, KV, dh] with own_mask bool [M, J] (None: all seen). Every query must see one own key at least.
+    [N, M, J, KV, dh], J >= 1, all of which are seen.
     """
     N, M, H, dh = queries.shape
     KV = context_keys.shape[-2]
@@ -44,11 +43,8 @@ def rollout_attention(
     folded = queries.view(N, M, KV, G, dh).permute(0, 2, 1, 3, 4)  # [N, KV, M, G, dh]
     scores = folded.reshape(N, KV, M * G, dh) @ context_keys.permute(0, 2, 3, 1)
     scores = (scores.view(N, KV, M, G, -1) * scale).masked_fill(~context_mask[:, None, :, None, :], hidden)
-    own = (folded.unsqueeze(4) * own_keys.permute(0, 3, 1, 2, 4).unsqueeze(3)).sum(
-        -1
-    ) * scale  # [N, KV, M, G, J]
-    if own_mask is not None:
-        own = own.masked_fill(~own_mask[:, None, :], hidden)
+    own = (folded.unsqueeze(4) * own_keys.permute(0, 3, 1, 2, 4).unsqueeze(3)).sum(-1)  # [N, KV, M, G, J]
+    own = own * scale
     wide = torch.float64 if queries.dtype == torch.float64 else torch.float32
     scores, own = scores.to(wide), own.to(wide)
     # Shifting both parts by one maximum changes nothing, so no gradient needs to pass through it.
@@ -102,7 +98,6 @@ class TTTContext:
             torch.stack(own_keys, dim=2),
             torch.stack(own_values, dim=2),
             self.mask,
-            None,
             scale=scale,
         )
 
@@ -119,7 +114,7 @@ class ChainContext:
     segments: Tensor
     row_length: int
     capacities: tuple[int, ...]
-    masks: tuple[Tensor, Tensor, Tensor] | None = None
+    masks: tuple[Tensor, tuple[Tensor, ...]] | None = None
 
     def attend(
         self,
@@ -131,55 +126,42 @@ class ChainContext:
         scale: float,
         window: int | None,
     ) -> Tensor:
-        """Attend all slots [N, M, heads, dh] under the slot rule."""
+        """Attend all slots [N, M, heads, dh] under the slot rule, block by block.
+
+        Slot c of the block of depth k owns slot c of every block up to it: capacities (3, 2) and blocks
+        [a1 b1 c1] [a2 b2] give a2 the own keys [a1 a2] and b2 [b1 b2].
+        """
         del layer
         assert window is None, "training slots have no sliding window"
-        n = self.row_length
         if self.masks is None:
             self.masks = self._build_masks()
-        causal, context_mask, own_mask = self.masks
-        context_keys, context_values = keys[:, :n], values[:, :n]
-        out = slot_attention(queries[:, :n], context_keys, context_values, causal, scale=scale)
-        if not sum(self.capacities):
-            return out
-        rolled = rollout_attention(
-            queries[:, n:],
-            context_keys,
-            context_values,
-            self._own(keys[:, n:]),
-            self._own(values[:, n:]),
-            context_mask,
-            own_mask,
-            scale=scale,
+        causal, block_masks = self.masks
+        sizes = [self.row_length, *self.capacities]
+        (first, *q_blocks), (context_keys, *k_blocks), (context_values, *v_blocks) = (
+            torch.split(x, sizes, dim=1) for x in (queries, keys, values)
         )
-        return torch.cat((out, rolled), dim=1)
+        out = [slot_attention(first, context_keys, context_values, causal, scale=scale)]
+        for depth, (block, mask) in enumerate(zip(q_blocks, block_masks, strict=True), start=1):
+            size = block.shape[1]
+            if size == 0:
+                continue
+            own_keys = torch.stack([x[:, :size] for x in k_blocks[:depth]], dim=2)
+            own_values = torch.stack([x[:, :size] for x in v_blocks[:depth]], dim=2)
+            rolled = rollout_attention(
+                block, context_keys, context_values, own_keys, own_values, mask, scale=scale
+            )
+            out.append(rolled)
+        return torch.cat(out, dim=1)
 
-    def _own(self, x: Tensor) -> Tensor:
-        """Rows of depth >= 1 blocks [N, M - n, KV, dh] -> own rows of each slot [N, M - n, K - 1, KV, dh].
-
-        Capacities (3, 2), rows [a1 b1 c1 a2 b2] -> column depth 1: [a1 b1 c1 a1 b1], depth 2: [0 0 0 a2 b2].
-        """
-        blocks = torch.split(x, list(self.capacities), dim=1)
-        columns = []
-        for depth, block in enumerate(blocks):
-            parts = [
-                block[:, :size] if query_depth >= depth else torch.zeros_like(x[:, :size])
-                for query_depth, size in enumerate(self.capacities)
-            ]
-            columns.append(torch.cat(parts, dim=1))
-        return torch.stack(columns, dim=2)
-
-    def _build_masks(self) -> tuple[Tensor, Tensor, Tensor]:
-        n, device = self.row_length, self.anchors.device
+    def _build_masks(self) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Causal mask [N, n, n] of depth 0, and for each block which context its slots see [N, C_k, n]."""
+        n = self.row_length
         segments, anchors = self.segments[:, :n], self.anchors[:, :n]
         rolled_anchors, rolled_segments = self.anchors[:, n:], self.segments[:, n:]
         context_mask = (anchors.unsqueeze(1) <= rolled_anchors.unsqueeze(2)) & (
             segments.unsqueeze(1) == rolled_segments.unsqueeze(2)
         )
-        blocks = torch.arange(len(self.capacities), device=device)
-        depths = [torch.full((size,), depth, device=device) for depth, size in enumerate(self.capacities)]
-        own_mask = torch.cat((blocks[:0], *depths))[:, None] >= blocks
-        return _causal(segments), context_mask, own_mask
+        return _causal(segments), torch.split(context_mask, list(self.capacities), dim=1)
 
 
 def _causal(segments: Tensor) -> Tensor:

@@ -76,7 +76,8 @@ class TrainStep:
 
     def _draft(self, batch: Batch, rows: DraftRows, features: Tensor, slots: Slots) -> Tensor:
         with self.autocasting():
-            normed = self.objective.forward(self.model, rows, shift_features(batch, features), slots)
+            shifted = shift_features(batch, features.to(self.model.fc.weight.dtype))
+            normed = self.objective.forward(self.model, rows, shifted, slots)
         return normed if self.autocast is None else normed.to(self.autocast)
 
     def prepare(self, batch: Batch, num_supervised: list[int], *, seed: int, max_supervised: int) -> Prepared:

@@ -28,7 +28,8 @@ def _measure_batch(step: TrainStep, vocab_map: VocabMap, batch: Batch, count: Ac
     slots = objective.all_slots(rows)
     captured = capture(target.decoder, batch, model.config.aux_layers)
     with step.autocasting():
-        normed = objective.forward(model, rows, shift_features(batch, captured.features), slots)
+        shifted = shift_features(batch, captured.features.to(model.fc.weight.dtype))
+        normed = objective.forward(model, rows, shifted, slots)
     choices = teacher_rows(captured.choices)
     n, depths = rows.tokens.shape[1], slots.depths.expand_as(slots.anchors)
     place = guess_index(slots, n)

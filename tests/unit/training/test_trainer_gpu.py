@@ -3,10 +3,13 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from test_trainer import greedy_store, losses, recipe
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from eyas.data.store import StoreWriter, TokenStore
 from eyas.training.trainer import Trainer
 from tiny import tiny_target
 
@@ -29,3 +32,48 @@ def test_compiled_bfloat16_training_follows_eager_float32(kind, tmp_path):
         assert meta["validation"]["simulated_al"] > 1.0
     assert curves[1][-1] < curves[1][0]
     torch.testing.assert_close(*curves, rtol=0.05, atol=0.05)
+
+
+def _gradients(config, target, store):
+    trainer = Trainer(config, target, store)
+    per_row = trainer._supervised_rows(0)
+    rows = config.run.batch_rows
+    prepared = trainer.step.prepare(
+        trainer.loader.next(), per_row[:rows], seed=5, max_supervised=-(-max(per_row) // 32) * 32
+    )
+    trainer.step.run(prepared, trainer.step.normaliser(prepared))
+    return {name: p.grad.float().flatten() for name, p in trainer.model.named_parameters()}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+def test_bfloat16_gradients_at_a_real_shape(kind, compiled, tmp_path):
+    """Shapes at which CUDA takes other attention kernels than tiny ones do: head size 64, rows of 512."""
+    target = tiny_target(
+        std=0.04, vocab_size=4096, hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3,
+        head_dim=64, max_position_embeddings=1024,
+    )  # fmt: skip
+    target.decoder.to("cuda", torch.bfloat16)
+    rng = np.random.default_rng(0)
+    writer = StoreWriter(tmp_path / "store", vocab_size=4096, meta={})
+    for number in range(400):
+        prompt, answer = int(rng.integers(20, 100)), int(rng.integers(20, 255))
+        ids = (rng.zipf(1.2, prompt + answer) % 4000).tolist()
+        writer.add(f"d{number}", ids, [(prompt, prompt + answer)])
+    writer.close()
+    store = TokenStore.load(tmp_path / "store")
+    config = recipe(tmp_path, kind, max_steps=1)
+    config = replace(config, data=replace(config.data, seq_len=512), run=replace(config.run, batch_rows=16))
+    # The whole vocabulary, else a random teacher's argmax is outside it and nothing is supervised.
+    config = replace(config, head=replace(config.head, draft_vocab_size=None, num_layers=None))
+    with sdpa_kernel(SDPBackend.MATH):
+        reference = _gradients(replace(config, run=replace(config.run, precision="float32")), target, store)
+    torch._dynamo.reset()
+    run = replace(config.run, precision="bfloat16", compile=compiled)
+    for name, gradient in _gradients(replace(config, run=run), target, store).items():
+        expected = reference[name]
+        # By hand: the library's cosine calls vectors shorter than 1e-4 orthogonal.
+        cosine = float(gradient @ expected / (gradient.norm() * expected.norm()))
+        assert cosine > 0.98, (name, cosine)
+        ratio = float(gradient.norm() / expected.norm())
+        assert 0.9 < ratio < 1.1, (name, ratio)
