@@ -46,4 +46,3 @@ def choose_by_sampling(
     positions = (committed.start + committed.counts + 1)[:, None] + depth
     numbers = uniform(committed.seeds[:, None].expand_as(positions), positions, DRAFT_STREAM)
     return vocab_map.to_target(draw(probs, numbers)), vocab_map.scatter(probs)
-

@@ -1,5 +1,6 @@
 """From a recipe to a head's start: its shape, its vocabulary map, its weights."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def build_head(
     """
     head = config.head
     if head.warm_start is not None:
-        return _warm_start(config, target, counts)
+        return _warm_start(config, target, counts, template_ids)
     size = head.draft_vocab_size or target.config.vocab_size
     vocab_map, coverage = draft_vocabulary(counts, size)
     mask_token = None
@@ -99,8 +100,9 @@ def _freeze(model: Eagle3Model, head: HeadSection) -> None:
 
 
 def _warm_start(
-    config: TrainConfig, target: Target, counts: TokenCounts
+    config: TrainConfig, target: Target, counts: TokenCounts, template_ids: frozenset[int]
 ) -> tuple[Eagle3Model, VocabMap, float]:
+    """Go on from a head of the same kind, or let a P-EAGLE head begin where an EAGLE-3 head ended."""
     assert config.head.warm_start is not None
     loaded = load_head(
         config.head.warm_start,
@@ -111,22 +113,53 @@ def _warm_start(
         device=target.device,
         dtype=torch.float32,
     )
-    if loaded.config.kind != config.objective.kind:
+    kinds = (loaded.config.kind, config.objective.kind)
+    if kinds[0] != kinds[1] and kinds != ("eagle3", "peagle"):
         raise ConfigError(
-            f"head.warm_start={config.head.warm_start}: that head is {loaded.config.kind}, the objective is "
-            f"{config.objective.kind}"
+            f"head.warm_start={config.head.warm_start}: that head is {kinds[0]}, the objective is {kinds[1]}"
         )
     chosen = loaded.vocab_map.target_ids.cpu().numpy()
     coverage = float(counts.supervised[chosen].sum()) / max(int(counts.supervised.sum()), 1)
-    mask = loaded.config.mask_token_id
+    model = loaded.model
+    if kinds == ("eagle3", "peagle"):
+        mask_token = choose_mask_token(
+            counts, target.tokenizer, template_ids=template_ids, wanted=config.head.mask_token_id
+        )
+        model = _peagle_from_eagle3(model, config.head, mask_token, seed=config.run.seed)
+    mask = model.config.mask_token_id
     if mask is not None and counts.all[mask]:
         raise ConfigError(
             f"head.warm_start: its mask token {mask} stands {counts.all[mask]} times in this data"
         )
-    model = loaded.model
     model.requires_grad_(requires_grad=True)
     _freeze(model, config.head)
     return model, loaded.vocab_map.to(target.device), coverage
+
+
+def _peagle_from_eagle3(old: Eagle3Model, head: HeadSection, mask_token: int, *, seed: int) -> PEagleModel:
+    """A P-EAGLE head whose depth 0 guesses what the EAGLE-3 head did: added layers start as identities.
+
+    The old head's layers come first; of each added layer the two matrices that write to the residual
+    stream are zero. The mask's vectors are new.
+    """
+    layers = max(head.num_layers or 4, old.config.num_layers)
+    shape = replace(old.config, kind="peagle", num_layers=layers, mask_token_id=mask_token)
+    model = PEagleModel(shape, old.embed_weight)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear):
+                module.weight.copy_(head.init_std * torch.randn(module.weight.shape, generator=generator))
+                if name.endswith(("o_proj", "down_proj")):
+                    module.weight.zero_()
+        model.mask_hidden.copy_(torch.randn(model.mask_hidden.shape, generator=generator))
+        missing, unknown = model.load_state_dict(old.state_dict(), strict=False)
+    assert not unknown, unknown
+    assert all(name.startswith(("layers.", "mask_")) for name in missing), missing
+    for name, parameter in list(model.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, nn.Parameter(parameter.detach().float()))
+    return model.to(old.fc.weight.device)
 
 
 def describe(model: Eagle3Model, vocab_map: VocabMap, coverage: float) -> dict[str, Any]:

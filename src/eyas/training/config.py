@@ -66,7 +66,8 @@ class HeadSection:
     """Start value of the final norm's scale; below 1 it tempers the first predictions."""
     init_std: float = 0.02
     warm_start: str | None = None
-    """Folder of a head to go on from; its vocabulary map and mask token are kept."""
+    """Folder of a head to go on from; its vocabulary map, flags and mask token are kept. A peagle head may
+    begin from an eagle3 head: it takes all of its weights, and its further layers start as identities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

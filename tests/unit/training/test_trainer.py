@@ -204,6 +204,28 @@ def test_a_warm_start_keeps_vocabulary_and_weights(world, tmp_path):
         )
 
 
+def test_a_peagle_head_begins_where_an_eagle3_head_ended(world, tmp_path):
+    """Three added layers change nothing at depth 0, and all of them learn."""
+    target, store = world
+    first = Trainer(recipe(tmp_path / "a", "eagle3", max_steps=40), target, store)
+    first.train()
+    config = recipe(tmp_path / "b", "peagle", max_steps=1)
+    head = HeadSection(warm_start=str(tmp_path / "a"), num_layers=4)
+    second = Trainer(replace(config, head=head), target, store)
+    assert second.model.config.num_layers == 4
+    assert torch.equal(second.vocab_map.target_ids, first.vocab_map.target_ids)
+    before = [
+        measure(trainer.step, trainer.vocab_map, trainer.validation, batch_rows=4).acceptance[0]
+        for trainer in (first, second)
+    ]
+    assert before[0] == before[1] > 0.1
+    frozen = {name: p.detach().clone() for name, p in second.model.named_parameters()}
+    second.train()
+    changed = {name for name, p in second.model.named_parameters() if not torch.equal(p, frozen[name])}
+    assert "layers.3.mlp.down_proj.weight" in changed
+    assert {"mask_hidden", "mask_embedding", "layers.0.self_attn.qkv_proj.weight"} <= changed
+
+
 @pytest.mark.parametrize("trained", ["none", "mask", "all"])
 def test_which_embeddings_train(trained, world, tmp_path):
     target, store = world
