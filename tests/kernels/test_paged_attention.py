@@ -16,9 +16,10 @@ def naive(queries, keys, values, starts, visible, *, scale, window, bits):
     heads, kv_heads = queries.shape[1], keys[0].shape[1]
     for b in range(len(starts) - 1):
         for t in range(starts[b], starts[b + 1]):
-            seen = [i for i in range(visible[t]) if window is None or i >= visible[t] - window]
-            if bits is not None:
-                seen += [visible[t] + j for j in range(starts[b + 1] - starts[b]) if bits[t] >> j & 1]
+            path = [] if bits is None else [visible[t] + j for j in range(63) if bits[t] >> j & 1]
+            # A tree row stands at position visible + len(path) - 1, and a window holds that many positions.
+            low = -1 if window is None else visible[t] + len(path) - window
+            seen = [i for i in range(visible[t]) if i >= low] + path
             if not seen:
                 continue
             for h in range(heads):
@@ -115,6 +116,26 @@ def test_trees():
     visible = [5, 5, 5, 5, 1, 1, 1, 0, 0]
     got = check([5 + 4, 1 + 3, 2], [4, 3, 2], visible, bits=[*first, *second, 0, 0])
     assert (got[-2:] == 0).all()
+
+
+@pytest.mark.parametrize("window", [None, 3, 5])
+def test_trees_after_nothing_and_in_windows(window):
+    """A tree at the start of its request (visible 0), one whose prefix outgrows the window, and padding."""
+    first, second = [0b0001, 0b0011, 0b0101, 0b1011], [0b001, 0b011, 0b111]
+    visible = [0, 0, 0, 0, 7, 7, 7, 0]
+    got = check([4, 7 + 3, 2], [4, 3, 1], visible, bits=[*first, *second, 0], window=window)
+    assert (got[:7] != 0).any(-1).all()
+    assert (got[-1] == 0).all()
+
+
+def test_bits_may_name_keys_of_earlier_forwards():
+    """A drafter's second forward has 2 rows at visible + 3 and visible + 4, below rows of its first forward."""
+    check([6 + 5], [2], [6, 6], bits=[0b01001, 0b10101])
+
+
+def test_bit_62_is_the_last():
+    """63 rows in a tree: a chain of all of them, and its last row."""
+    check([3 + 63], [2], [3, 3], bits=[2**63 - 1, 2**62 | 1])
 
 
 def test_tree_that_is_a_chain():

@@ -70,19 +70,55 @@ def test_paged_attention(case, dtype, window, page_size):
     torch.testing.assert_close(actual, expected, **_tolerance(dtype))
 
 
+TREES = {
+    "after prefixes": ([4, 4], [7, 20], [1, 3, 5, 11, 1, 3, 7, 9]),
+    "after nothing, beside padding": ([4, 4, 2], [0, 20, 0], [1, 3, 5, 11, 1, 3, 7, 9, 0, 0]),
+    "all after nothing": ([3], [0], [1, 3, 5]),
+    "below rows of an earlier forward": ([2, 2], [5, 61], [0b1001, 0b10011, 0b1101, 0b10001]),
+    "bit 62": ([2], [70], [2**63 - 1, 2**62 + 5]),
+}
+
+
+@pytest.mark.parametrize("case", TREES, ids=str)
+@pytest.mark.parametrize("window", [None, 3, 6])
 @pytest.mark.gpu
-def test_paged_attention_of_a_tree():
-    problem = _problem(
-        rows=[4, 4], cached=[7, 20], page_size=4, heads=4, kv_heads=2, head_dim=16, dtype=torch.float32
-    )
-    problem[-1] = torch.tensor([7] * 4 + [20] * 4, dtype=torch.int32, device=DEVICE)
-    bits = torch.tensor([1, 3, 5, 11, 1, 3, 7, 9], device=DEVICE)
-    arguments = {"scale": 0.25, "max_rows": 4, "max_visible": 24, "tree_bits": bits}
+def test_paged_attention_of_a_tree(case, window):
+    rows, cached, bits = TREES[case]
+    shape = {"page_size": 4, "heads": 4, "kv_heads": 2, "head_dim": 16, "dtype": torch.float32}
+    # Room for what bits of earlier forwards name.
+    problem = _problem(rows=[r + 64 for r in rows], cached=cached, **shape)
+    total = sum(rows)
+    problem[0] = problem[0][:total].contiguous()
+    problem[4] = torch.tensor([0, *rows]).cumsum(0).int().to(DEVICE)
+    visible = [c for c, r in zip(cached, rows, strict=True) for _ in range(r)]
+    problem[5] = torch.tensor(visible, dtype=torch.int32, device=DEVICE)
+    arguments = {"scale": 0.25, "max_rows": max(rows), "max_visible": max(cached), "window": window}
+    arguments["tree_bits"] = torch.tensor(bits, device=DEVICE)
     with use_backend("reference"):
         expected = dispatch.paged_attention(*problem, **arguments)
     with use_backend("triton"):
         actual = dispatch.paged_attention(*problem, **arguments)
+    seeing = torch.tensor(bits, device=DEVICE) > 0
+    assert (expected[seeing] != 0).any(-1).all()
+    assert (actual[~seeing] == 0).all()
     torch.testing.assert_close(actual, expected, **_tolerance(torch.float32))
+
+
+@pytest.mark.gpu
+def test_a_tree_that_outgrows_the_page_table():
+    """Bits past the last page see nothing, and nothing past the table is read."""
+    shape = {"page_size": 4, "heads": 4, "kv_heads": 2, "head_dim": 16, "dtype": torch.float32}
+    problem = _problem(rows=[2], cached=[6], **shape)
+    problem[5] = torch.tensor([6, 6], dtype=torch.int32, device=DEVICE)
+    arguments = {"scale": 0.25, "max_rows": 2, "max_visible": 8}
+    results = []
+    for backend in ("reference", "triton"):
+        for bits in ([1, 3], [1 + 4, 3 + 64]):
+            with use_backend(backend):
+                moved = torch.tensor(bits, device=DEVICE)
+                results.append(dispatch.paged_attention(*problem, **arguments, tree_bits=moved))
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], **_tolerance(torch.float32))
 
 
 @pytest.mark.gpu

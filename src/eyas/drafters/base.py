@@ -14,7 +14,7 @@ drafter samples, come from the callable handed in, keyed by (seed, absolute posi
 from typing import Protocol, runtime_checkable
 
 from eyas.core.batch import Committed, Draft, KVCache, KVLayout
-from eyas.core.tree import DraftTree
+from eyas.core.tree import DraftTree, TreeBudget
 
 
 @runtime_checkable
@@ -23,8 +23,9 @@ class Drafter(Protocol):
 
     name: str
     """As users write it: "eagle3", "peagle", "prompt_lookup", "small_model"."""
-    tree: DraftTree
-    """Shape of every draft; DraftTree.chain(K) here, K = num_draft_tokens."""
+    tree: DraftTree | TreeBudget
+    """Shape of every draft, DraftTree.chain(K) with K = num_draft_tokens; or the bounds of trees that `propose`
+    shapes itself (then `Draft.parents` says how). Committed has tree.depth + 1 rows."""
     aux_layers: tuple[int, ...]
     """Hidden states it reads, entering-layer ids; () if none."""
     kv_layout: KVLayout | None
@@ -32,7 +33,7 @@ class Drafter(Protocol):
 
     @property
     def num_draft_tokens(self) -> int:
-        """K."""
+        """K; for trees the number of drafted nodes."""
         ...
 
     def bind(self, cache: KVCache | None, max_visible: int) -> None:

@@ -2,8 +2,9 @@
 
 Row t of request b attends to
     KV indices [max(0, visible[t] - window), visible[t])                     the committed prefix, and
-    the request's own rows j with bit j of tree_bits[t] set (trees only)     its ancestors and itself.
-A row that sees nothing (visible 0, padding) gives zeros.
+    the KV indices visible[t] + j with bit j of tree_bits[t] set, j < 63     its ancestors and itself (trees only).
+In a tree the window counts positions along the row's path of n bits: its prefix starts at visible[t] + n - window.
+(The path itself must fit into the window.) A row that sees nothing (visible 0 and no bits: padding) gives zeros.
 
 Example, one request, 5 cached tokens, 3 chain rows, window None:
     row 0 visible 6 -> keys 0..5      row 1 visible 7 -> keys 0..6      row 2 visible 8 -> keys 0..7
@@ -18,6 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+MAX_BITS = 63
+"""Bits of a row's tree set; the sign bit is not one of them."""
 
 
 def write_kv(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
@@ -101,12 +105,14 @@ def _plan(
     """Requests that have a row which sees something."""
     requests = []
     seen = visible.tolist()
+    bits = None if tree_bits is None else tree_bits.tolist()
     for index, (begin, end) in enumerate(itertools.pairwise(q_start.tolist())):
-        longest = max(seen[begin:end], default=0)
-        if longest == 0:
+        longest = min(max(seen[begin:end], default=0), max_visible)
+        if bits is not None:
+            longest += max(bits[begin:end], default=0).bit_length()
+        length = min(longest, page_table.shape[1] * page_size)
+        if length == 0:
             continue
-        extra = end - begin if tree_bits is not None else 0
-        length = min(longest, max_visible) + extra
         pages = page_table[index, : -(-length // page_size)]
         numbers = pages.tolist()
         follow = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
@@ -133,14 +139,13 @@ def _allowed(visible: Tensor, length: int, window: int | None, tree_bits: Tensor
     """Bool [rows, length]: which KV index each row of one request sees."""
     index, limit = torch.arange(length, device=visible.device), visible[:, None]
     allowed = index < limit
+    if tree_bits is None:
+        return allowed if window is None else allowed & (index >= limit - window)
+    bits = (tree_bits[:, None] >> torch.arange(MAX_BITS, device=visible.device)) & 1
     if window is not None:
-        allowed &= index >= limit - window
-    if tree_bits is not None:
-        # Own rows stand at KV indices visible + j, the same `visible` for all rows of a tree.
-        own = index - limit
-        bit = (tree_bits[:, None] >> own.clamp(0, 62)) & 1
-        allowed |= (own >= 0) & (own < len(visible)) & bit.bool()
-    return allowed
+        allowed &= index >= limit + bits.sum(1, keepdim=True) - window
+    own = index - limit
+    return allowed | ((own >= 0) & (own < MAX_BITS) & bits.gather(1, own.clamp(0, MAX_BITS - 1)).bool())
 
 
 def _gather(cache: Tensor, request: _Request) -> Tensor:

@@ -60,6 +60,18 @@ def _packed_heads(x: Tensor) -> Tensor:
 
 
 @triton.jit
+def _popcount(bits):  # noqa: ANN001, ANN202
+    """Number of ones of non-negative int64, by adding neighbours: pairs, nibbles, bytes, ..."""
+    bits = bits - ((bits >> 1) & 0x5555555555555555)
+    bits = (bits & 0x3333333333333333) + ((bits >> 2) & 0x3333333333333333)
+    bits = (bits + (bits >> 4)) & 0x0F0F0F0F0F0F0F0F
+    bits += bits >> 8
+    bits += bits >> 16
+    bits += bits >> 32
+    return (bits & 127).to(tl.int32)
+
+
+@triton.jit
 def _attention_kernel(  # noqa: ANN202
     query_ptr,  # noqa: ANN001
     key_cache_ptr,  # noqa: ANN001
@@ -104,13 +116,25 @@ def _attention_kernel(  # noqa: ANN202
     )
     last = tl.max(visible)
     first = 0
-    if HAS_WINDOW:
-        lowest = tl.min(tl.where(visible > 0, visible, 2147483647))
-        first = (tl.maximum(lowest - window, 0) // BLOCK_N) * BLOCK_N
+    sees = visible > 0
+    low = visible
     if HAS_TREE:
         bits = tl.load(tree_bits_ptr + begin + row, mask=live, other=0)
-        if last > 0:
-            last += rows
+        sees |= bits > 0
+        # All bits up to the highest one that any row has: their number is how far past `visible` rows see.
+        smeared = tl.max(bits)
+        smeared |= smeared >> 1
+        smeared |= smeared >> 2
+        smeared |= smeared >> 4
+        smeared |= smeared >> 8
+        smeared |= smeared >> 16
+        smeared |= smeared >> 32
+        last = tl.minimum(last + _popcount(smeared), pages_per_request * PAGE_SIZE)
+        if HAS_WINDOW:
+            low = visible + _popcount(bits)
+    if HAS_WINDOW:
+        lowest = tl.min(tl.where(sees, visible, 2147483647))
+        first = (tl.maximum(lowest - window, 0) // BLOCK_N) * BLOCK_N
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -126,11 +150,11 @@ def _attention_kernel(  # noqa: ANN202
         key = tl.load(key_cache_ptr + where[:, None] + d[None, :], mask=load_mask, other=0.0)
         allowed = key_index[None, :] < visible[:, None]
         if HAS_WINDOW:
-            allowed &= key_index[None, :] >= visible[:, None] - window
+            allowed &= key_index[None, :] >= low[:, None] - window
         if HAS_TREE:
             own = key_index[None, :] - visible[:, None]
             bit = (bits[:, None] >> tl.minimum(tl.maximum(own, 0), 62).to(tl.int64)) & 1
-            allowed |= (own >= 0) & (own < rows) & (bit == 1) & (visible[:, None] > 0)
+            allowed |= (own >= 0) & (own < 63) & (bit == 1) & inside[None, :]
         if EXACT:
             scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         else:
