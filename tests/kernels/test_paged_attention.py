@@ -129,7 +129,8 @@ def test_trees_after_nothing_and_in_windows(window):
 
 
 def test_bits_may_name_keys_of_earlier_forwards():
-    """A drafter's second forward has 2 rows at visible + 3 and visible + 4, below rows of its first forward."""
+    """A drafter's second forward has 2 rows at visible + 3 and visible + 4, below rows of its first
+    forward."""
     check([6 + 5], [2], [6, 6], bits=[0b01001, 0b10101])
 
 

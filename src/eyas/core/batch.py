@@ -60,8 +60,8 @@ class ForwardBatch:
     uniform_rows: int | None = None
     """R where every request has exactly R rows, else None."""
     tree_bits: Tensor | None = None
-    """int64 [T]: for tree rows, which KV indices past `visible` are seen: bit j = index visible + j, 0 <= j < 63.
-    The row's `visible` then counts only the committed prefix (0 is possible), and the nodes on its path, itself
+    """int64 [T]: for tree rows, which KV indices past `visible` are seen: bit j = index visible + j, j < 63.
+    The row's `visible` then counts only the committed prefix (0 is possible); the nodes on its path, itself
     included, are bits. A window counts positions: the prefix starts at visible + number of bits - window."""
 
 
@@ -106,5 +106,5 @@ class Draft:
     probs: Tensor | None = None
     """float32 [B, K, V]: the q each token was sampled from; None for point masses (argmax, lookups)"""
     parents: Tensor | None = None
-    """int64 [B, K], trees only: the row above each node, 0 for the newest token, i + 1 for node i; parents before
-    children, siblings distinct. None for chains."""
+    """int64 [B, K], trees only: the row above each node, 0 for the newest token, i + 1 for node i; parents
+    before children, siblings distinct. None for chains."""

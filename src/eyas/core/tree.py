@@ -10,8 +10,8 @@ Example, two candidates for the next token and one continuation of the first:
 Ancestor mask (row sees column; every row sees itself and the root), packed bit j = column j:
     row 0: 1000 -> 1     row 1: 1100 -> 3     row 2: 1010 -> 5     row 3: 1101 -> 11
 
-A `DraftTree` is one fixed shape. Dynamic trees are shaped by the drafter for each request in each step, within a
-`TreeBudget`; their shapes live on the device (core/tree_rows).
+A `DraftTree` is one fixed shape. Dynamic trees are shaped by the drafter for each request in each step,
+within a `TreeBudget`; their shapes live on the device (core/tree_rows).
 """
 
 from dataclasses import dataclass
@@ -99,14 +99,15 @@ class TreeBudget:
         most = min(MAX_ROWS - 1, self.top_k + (self.depth - 1) * self.top_k**2)
         if not self.depth <= self.num_draft_tokens <= most:
             raise ConfigError(
-                f"tree {self}: the number of nodes must be from {self.depth} (the most likely path alone) to {most}"
+                f"tree {self}: the number of nodes must be at least {self.depth}, for the most likely path, and "
+                f"at most {most}"
             )
 
     @classmethod
     def parse(cls, text: str) -> "TreeBudget":
         """Read "DEPTHxTOP_KxNODES": "5x4x24" is depth 5, top-k 4, 24 drafted nodes."""
         parts = text.lower().split("x")
-        if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):  # noqa: PLR2004
+        if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
             raise ConfigError(
                 f"tree {text!r}: write DEPTHxTOP_KxNODES, such as 5x4x24, or leave it out for a chain"
             )

@@ -24,8 +24,8 @@ class Drafter(Protocol):
     name: str
     """As users write it: "eagle3", "peagle", "prompt_lookup", "small_model"."""
     tree: DraftTree | TreeBudget
-    """Shape of every draft, DraftTree.chain(K) with K = num_draft_tokens; or the bounds of trees that `propose`
-    shapes itself (then `Draft.parents` says how). Committed has tree.depth + 1 rows."""
+    """Shape of every draft, DraftTree.chain(K) with K = num_draft_tokens; or the bounds of trees that
+    `propose` shapes itself (then `Draft.parents` says how). Committed has tree.depth + 1 rows."""
     aux_layers: tuple[int, ...]
     """Hidden states it reads, entering-layer ids; () if none."""
     kv_layout: KVLayout | None

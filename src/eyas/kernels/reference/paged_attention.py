@@ -2,9 +2,10 @@
 
 Row t of request b attends to
     KV indices [max(0, visible[t] - window), visible[t])                     the committed prefix, and
-    the KV indices visible[t] + j with bit j of tree_bits[t] set, j < 63     its ancestors and itself (trees only).
-In a tree the window counts positions along the row's path of n bits: its prefix starts at visible[t] + n - window.
-(The path itself must fit into the window.) A row that sees nothing (visible 0 and no bits: padding) gives zeros.
+    the KV indices visible[t] + j with bit j of tree_bits[t] set, j < 63     its path in a tree (trees only).
+In a tree the window counts positions along the row's path of n bits: its prefix starts at
+visible[t] + n - window. The path itself must fit into the window.
+A row that sees nothing (visible 0 and no bits: padding) gives zeros.
 
 Example, one request, 5 cached tokens, 3 chain rows, window None:
     row 0 visible 6 -> keys 0..5      row 1 visible 7 -> keys 0..6      row 2 visible 8 -> keys 0..7
