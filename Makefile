@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -q -c constraints.txt
 
 MODEL := smollm2-135m
-HEADS := heads/smollm2-135m-eagle3 heads/smollm2-135m-peagle
+HEADS := $(sort $(wildcard heads/$(MODEL)-*))
 PROMPTS := src/eyas/bench/prompts.jsonl
 # Small enough for two CPU cores: one chat, one code and one maths prompt, three times.
 DEMO_SIZE := --num-prompts 3 --max-tokens 64 --rounds 3 --time-limit 130
