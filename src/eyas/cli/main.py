@@ -35,6 +35,7 @@ VERBS: dict[str, Verb] = {
         "eyas.cli.compare", "Decode the same prompts with and without draft heads, side by side."
     ),
     "generate": Verb("eyas.cli.generate", "Answer one prompt, with or without a drafter."),
+    "serve": Verb("eyas.cli.serve", "Serve a target, with or without a head, to OpenAI's clients."),
     "verify": Verb("eyas.cli.verify", "Show on your own target and head that drafting changes no token."),
     "train": Verb("eyas.cli.train", "Train a draft head from a recipe."),
     "data": Verb("eyas.cli.data", "Make and look at training data."),

@@ -10,7 +10,9 @@ Calls may be mixed: while one stream is read, every other running request moves 
 thread-safe; a server drives it from one thread.
 """
 
+import secrets
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,16 @@ Progress = Callable[[int, int], None]
 
 
 class LLM:
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """Requests (completions) that run and wait, and KV pages."""
+
+    running: int
+    waiting: int
+    pages: int
+    free_pages: int
+
+
     """A target, perhaps a drafter, and the engine around them.
 
     Args:
@@ -126,6 +138,7 @@ class LLM:
     @property
     def max_model_len(self) -> int:
         """The context limit."""
+        self.max_num_seqs = max_num_seqs
         return self._runner.state.max_len
 
     @property
@@ -240,6 +253,45 @@ class LLM:
             self._live[group.request_id] = group
             for request in group.requests:
                 self._runner.scheduler.add(request)
+    def new_intake(self) -> Intake:
+        """An intake with seeds of its own, from which groups for `submit` come; another thread may use it."""
+        own = self._intake
+        return Intake(
+            tokenizer=own.tokenizer,
+            vocab_size=own.vocab_size,
+            max_len=own.max_len,
+            num_draft_tokens=own.num_draft_tokens,
+            eos_token_ids=own.eos_token_ids,
+            seed=secrets.randbits(64),
+        )
+
+    def submit(self, group: Group) -> None:
+        """Queue a group that an intake of this LLM made; `step` moves it on, `abort` ends it early.
+
+        Its request_id must be its own among all that are live.
+        """
+        if group.request_id in self._live:
+            raise RequestError(f"request_id={group.request_id!r} is in use")
+        self._submit([group])
+
+    def step(self) -> bool:
+        """Move every submitted request on by one step and forget those that ended; False once all have."""
+        self._runner.step()
+        for request_id in [key for key, group in self._live.items() if group.finished]:
+            del self._live[request_id]
+        return not self._runner.scheduler.idle
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is now."""
+        scheduler = self._runner.scheduler
+        return EngineLoad(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            # Page 0 is scratch and belongs to nobody.
+            pages=scheduler.blocks.num_pages - 1,
+            free_pages=scheduler.blocks.num_free,
+        )
+
 
     def _run(self, groups: Sequence[Group], progress: Progress | None) -> None:
         """Step until all of these have ended; leave nothing behind if that is interrupted."""

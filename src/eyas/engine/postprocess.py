@@ -62,6 +62,7 @@ class Postprocessor:
             request.runs[kept] += 1
             runs[kept] += 1
             stats.drafted += row[-1]
+            stats.drafted_row_steps += row[-1] > 0
             stats.accepted += kept - 1
             stats.committed += kept
             if request.finish_reason is not None:

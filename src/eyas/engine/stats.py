@@ -26,6 +26,8 @@ class EngineStats:
     """Output tokens kept."""
     drafted: int = 0
     """Drafts that were verified."""
+    drafted_row_steps: int = 0
+    """Row steps that verified at least one draft; a request's first step has none."""
     accepted: int = 0
     """Drafts that became output."""
     runs: list[int] = field(default_factory=list)

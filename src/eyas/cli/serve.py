@@ -1,0 +1,90 @@
+"""`eyas serve`: an OpenAI-compatible server."""
+
+from typing import Annotated
+
+import typer
+
+from eyas.cli import console
+
+
+def command(
+    target: Annotated[
+        str, typer.Argument(help="Folder, GGUF file, hub name, or a name of `eyas models list`.")
+    ],
+    *,
+    head: Annotated[
+        str | None, typer.Option("--head", "--drafter", help="A head folder, prompt_lookup, or small:PATH.")
+    ] = None,
+    k: Annotated[int | None, typer.Option("--num-draft-tokens", "-k", min=1, help="Drafts per step.")] = None,
+    host: Annotated[
+        str, typer.Option(help="127.0.0.1 is seen from this machine only; 0.0.0.0 from everywhere.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes any free port.")] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="EYAS_API_KEY", help="Key that clients must send; better in EYAS_API_KEY than here."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--served-model-name", help="Name of the model in the API.")
+    ] = None,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Completions that run at once.")] = 64,
+    max_queue: Annotated[int, typer.Option(min=0, help="Completions that may wait; beyond them, 429.")] = 256,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Context limit; the target's own, at most 8192, unless given.")
+    ] = None,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="Longest request body.")] = 4 << 20,
+    num_pages: Annotated[int | None, typer.Option(help="KV pages; what memory allows unless given.")] = None,
+    gpu_memory_fraction: Annotated[
+        float, typer.Option(help="Share of the free GPU memory for the caches.")
+    ] = 0.85,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="After SIGTERM, running requests may take so long.")
+    ] = 60.0,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32 on CPU and bfloat16 on CUDA unless given.")
+    ] = None,
+) -> None:
+    """Serve a target, with or without a head, to OpenAI's clients."""
+    from eyas.core.errors import ConfigError
+
+    try:
+        from eyas.server.run import serve
+        from eyas.server.settings import ServerSettings
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'eyas[serve]'") from error
+    from eyas.engine.llm import LLM
+    from eyas.targets.load import load_target
+
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        api_key=api_key,
+        model_name=name,
+        max_queue=max_queue,
+        max_body_bytes=max_body_bytes,
+        drain_seconds=drain_seconds,
+    )
+    loaded = load_target(target, **console.device_and_dtype(device, dtype))
+    llm = LLM(
+        loaded,
+        head,
+        num_draft_tokens=k,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        num_pages=num_pages,
+        gpu_memory_fraction=gpu_memory_fraction,
+    )
+    notes = console.notes()
+    if api_key is None and host not in {"127.0.0.1", "localhost", "::1"}:
+        notes.print(f"note: {host} is seen by others and no --api-key is set", style="yellow")
+    drafter = "no drafter" if llm.drafter is None else f"{llm.drafter.name}, K = {llm.num_draft_tokens}"
+    served = name or loaded.identity.name
+
+    def ready(address: str) -> None:
+        notes.print(f"{served} ({drafter}) at {address}/v1", markup=False, soft_wrap=True)
+
+    if not serve(llm, settings, on_ready=ready):
+        raise typer.Exit(1)

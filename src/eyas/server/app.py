@@ -1,0 +1,137 @@
+"""Routes. What they do is in `service.py`."""
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import Depends, FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from eyas.engine.llm import LLM
+from eyas.server.errors import ApiError
+from eyas.server.http import ClientGoneError
+from eyas.server.service import Service
+from eyas.server.settings import ServerSettings
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def build_app(llm: LLM, settings: ServerSettings | None = None) -> FastAPI:
+    """An ASGI application around an LLM that nobody else uses; `app.state.service` is its Service.
+
+    The engine's thread starts and ends with the application's lifespan.
+    """
+    settings = settings or ServerSettings()
+    service = Service(llm, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 - the framework's signature
+        service.bridge.start()
+        try:
+            yield
+        finally:
+            await service.bridge.stop()
+            service.preparer.stop()
+
+    # No pages of documentation: they load scripts from elsewhere.
+    app = FastAPI(title="Eyas", docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.state.service = service
+    _add_error_handlers(app)
+
+    def check_key(request: Request) -> None:
+        if settings.api_key is None:
+            return
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        # Headers are read as Latin-1 whatever the client wrote; compare the bytes that it sent.
+        same = secrets.compare_digest(given.strip().encode("latin-1"), settings.api_key.encode())
+        if kind.lower() != "bearer" or not same:
+            headers = {"WWW-Authenticate": "Bearer"}
+            raise ApiError(
+                "wrong or missing API key: send 'Authorization: Bearer KEY'",
+                status=401,
+                code="invalid_api_key",
+                headers=headers,
+            )
+
+    guarded = [Depends(check_key)]
+
+    def counted(handler: Handler) -> Handler:
+        """Count the request's outcome."""
+
+        async def count(request: Request) -> Response:
+            path, status = request.url.path, 500
+            try:
+                response = await handler(request)
+                status = response.status_code
+            except ApiError as error:
+                status = error.status
+                raise
+            except ClientGoneError:
+                status = 499
+                raise
+            else:
+                return response
+            finally:
+                service.metrics.requests.labels(path, str(status)).inc()
+
+        return count
+
+    for path, handler in (
+        ("/v1/chat/completions", service.chat),
+        ("/v1/completions", service.completion),
+        ("/tokenize", service.tokenize),
+    ):
+        app.add_api_route(path, counted(handler), methods=["POST"], dependencies=guarded, response_model=None)
+
+    @app.get("/v1/models", dependencies=guarded)
+    async def models() -> JSONResponse:
+        return JSONResponse(service.models())
+
+    @app.get("/v1/models/{name:path}", dependencies=guarded)
+    async def model(name: str) -> JSONResponse:
+        if name != service.model_name:
+            message = f"no model {name!r} here; this server has {service.model_name!r}"
+            raise ApiError(message, status=404, param="model", code="model_not_found")
+        return JSONResponse(service.model())
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        dead = service.bridge.dead
+        if dead is not None:
+            return JSONResponse({"status": "dead", "reason": dead}, status_code=503)
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return app
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    """Every error leaves as an OpenAI error object."""
+
+    def reply(error: ApiError) -> JSONResponse:
+        return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+
+    async def api_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the framework's signature
+        assert isinstance(error, ApiError)
+        return reply(error)
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return reply(ApiError(message, status=error.status_code, headers=dict(error.headers or {})))
+
+    async def client_gone(request: Request, error: Exception) -> Response:  # noqa: ARG001
+        return Response(status_code=499)
+
+    async def fault(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the log has it
+        return reply(ApiError("the server failed; its log says why", status=500))
+
+    app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(ClientGoneError, client_gone)
+    app.add_exception_handler(Exception, fault)

@@ -1,0 +1,101 @@
+"""Prometheus metrics. Speculation is counted under vLLM's names too, for tools that know those."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from eyas.engine.feed import Piece
+from eyas.server.bridge import Bridge, Ticket
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class Metrics:
+    """What one server counted."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineCollector(bridge))
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(name, text, labels, registry=self._registry)
+
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(name, text, buckets=SECONDS, registry=self._registry)
+
+        self.requests = counter("eyas_http_requests", "HTTP requests to the API.", ("path", "status"))
+        self._finished = counter("eyas_completions_finished", "Completions that ended.", ("reason",))
+        self._prompt_tokens = counter("eyas_prompt_tokens", "Prompt tokens accepted.")
+        self._first = histogram("eyas_time_to_first_token_seconds", "Until a stream's first piece.")
+        self._whole = histogram("eyas_request_seconds", "From acceptance to the end, or to the hang-up.")
+        bridge.on_piece = self._piece
+
+    def began(self, ticket: Ticket) -> None:
+        """A request was accepted."""
+        self._prompt_tokens.inc(ticket.prompt_tokens)
+
+    def ended(self, ticket: Ticket, *, stream: bool) -> None:
+        """A request was closed; completions that had not ended were cut off."""
+        self._whole.observe(time.perf_counter() - ticket.begin)
+        if stream and ticket.first_piece is not None:
+            self._first.observe(ticket.first_piece - ticket.begin)
+        if ticket.open:
+            self._finished.labels("abort").inc(ticket.open)
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self._registry)
+
+    def _piece(self, ticket: Ticket, piece: Piece) -> None:  # noqa: ARG002 - the bridge's signature
+        if piece.finish_reason is not None:
+            self._finished.labels(piece.finish_reason).inc()
+
+
+class _EngineCollector(Collector):
+    """Reads the engine's own counters when asked."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+
+    def collect(self) -> Iterator[Metric]:
+        """One sample of each."""
+        stats, load = self._bridge.llm.stats, self._bridge.load
+        gauges: dict[str, tuple[str, Any]] = {
+            "eyas_requests_running": ("Completions that the engine runs.", load.running),
+            "eyas_requests_waiting": ("Completions that wait for a place.", load.waiting),
+            "eyas_kv_pages": ("KV pages.", load.pages),
+            "eyas_kv_pages_free": ("KV pages that nobody owns.", load.free_pages),
+            "eyas_acceptance_length": ("Tokens a target forward since the start.", stats.acceptance_length),
+            "eyas_engine_up": ("1 while the engine's thread is well.", int(self._bridge.dead is None)),
+        }
+        counters: dict[str, tuple[str, Any]] = {
+            "eyas_generation_tokens": ("Output tokens kept.", stats.committed),
+            "eyas_prefill_tokens": (
+                "Prompt tokens computed, those of preempted requests again.",
+                stats.prefill_tokens,
+            ),
+            "eyas_preemptions": ("Requests sent back to the queue for want of pages.", stats.preemptions),
+            "eyas_engine_steps": ("Target forwards.", stats.steps),
+            "eyas_engine_prefill_seconds": ("Time in prefill.", stats.prefill_seconds),
+            "eyas_engine_verify_seconds": ("Time in target forwards and acceptance.", stats.verify_seconds),
+            "eyas_engine_draft_seconds": ("Time in drafting.", stats.draft_seconds),
+            "vllm:spec_decode_num_drafts": ("Runs of drafts verified.", stats.drafted_row_steps),
+            "vllm:spec_decode_num_draft_tokens": ("Drafts verified.", stats.drafted),
+            "vllm:spec_decode_num_accepted_tokens": ("Drafts accepted.", stats.accepted),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(name, text, value=value)
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(name, text, value=value)
+        by_depth = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Drafts accepted by position.",
+            labels=["position"],
+        )
+        for position, count in enumerate(stats.accepted_by_depth):
+            by_depth.add_metric([str(position)], count)
+        yield by_depth

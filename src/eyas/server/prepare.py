@@ -1,0 +1,88 @@
+"""From a parsed body to groups that the engine can run, on a thread of its own.
+
+Tokenizing a long prompt takes a while, and a tokenizer must not be used by two threads at once. So there is
+one such thread, with its own copy of the tokenizer; the engine's thread keeps the original for decoding.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from typing import Any, TypeVar
+
+from eyas.core.errors import RequestError
+from eyas.core.sampling import SamplingParams
+from eyas.engine.intake import Group, Prompt
+from eyas.engine.llm import LLM
+from eyas.engine.results import Decode
+from eyas.server.errors import ApiError, of_request_error
+from eyas.server.schema import ChatRequest, CompletionRequest, plain_messages
+
+T = TypeVar("T")
+
+OURS = frozenset(
+    {"tokenize", "add_generation_prompt", "chat_template", "conversation", "return_dict", "return_tensors"}
+)
+"""Arguments of a chat template's rendering that a request may not set."""
+
+FIELDS = frozenset(ChatRequest.model_fields) | frozenset(CompletionRequest.model_fields)
+
+
+class Preparer:
+    """Tokenizes and checks."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._intake = llm.new_intake()
+        self._reader = llm.new_intake()
+        self._reader.tokenizer = deepcopy(llm.tokenizer)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="eyas-intake")
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def groups(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, request_id: str, stream: bool, field: str
+    ) -> list[Group]:
+        """A group for each prompt; ApiError naming the field that is wrong."""
+
+        def make() -> list[Group]:
+            ids = [self._reader.encode(prompt) for prompt in prompts]
+            groups = self._intake.groups(ids, params, text=stream)
+            for index, group in enumerate(groups):
+                group.request_id = f"{request_id}-{index}"
+            return groups
+
+        return await self._on_thread(make, field)
+
+    def decoder(self, params: SamplingParams) -> Decode:
+        """How the engine's thread turns tokens into text."""
+        return self._intake.decoder(params)
+
+    async def encode(self, prompt: str) -> list[int]:
+        """Token ids of a text."""
+        return await self._on_thread(lambda: self._reader.encode(prompt), "prompt")
+
+    async def chat_ids(self, messages: list[dict[str, Any]], options: dict[str, Any] | None) -> list[int]:
+        """Token ids of a conversation; ApiError if the template does not like it."""
+        plain = plain_messages(messages)
+        for name in options or {}:
+            if name in OURS:
+                raise ApiError(f"chat_template_kwargs: {name} may not be set", param="chat_template_kwargs")
+
+        def render() -> list[int]:
+            try:
+                return self._reader.chat_ids(plain, template_options=options)
+            except RequestError:
+                raise
+            except Exception as error:
+                # Templates raise what they like; it is their way to refuse a conversation.
+                raise ApiError(f"the chat template refused: {error}", param="messages") from error
+
+        return await self._on_thread(render, "messages")
+
+    async def _on_thread(self, work: Callable[[], T], field: str) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except RequestError as error:
+            raise of_request_error(error, FIELDS, field) from error
