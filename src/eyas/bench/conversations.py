@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from eyas.bench.workload import Prompt
+from eyas.core.errors import RequestError
+from eyas.core.text import is_unicode
 
 
 def batches(
@@ -40,7 +42,10 @@ def encode_chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
     """Return the token ids of a conversation that the assistant is to go on with.
 
     A tokenizer without a chat template (a base model) gets the last message as plain text.
+    RequestError if a message is no text in UTF-8.
     """
+    if not all(is_unicode(message["content"]) for message in messages):
+        raise RequestError("the prompt is no text in UTF-8: it holds half of a surrogate pair or raw bytes")
     if getattr(tokenizer, "chat_template", None) is None:
         return list(tokenizer(messages[-1]["content"])["input_ids"])
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

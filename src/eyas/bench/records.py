@@ -15,6 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from eyas.core.errors import ConfigError
+
 PACKAGES = ("eyas", "torch", "transformers", "numpy", "triton")
 
 
@@ -71,9 +73,18 @@ def available_cpus() -> int:
     return os.cpu_count() or 1
 
 
+def check_record(path: Path) -> None:
+    """Make sure, before anything is measured, that `append_record` can write there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{path}: the record cannot be written there ({error.strerror})") from None
+
+
 def append_record(path: Path, record: dict[str, Any]) -> None:
     """Add one line to a JSONL file, in one write, so that a killed run leaves whole lines."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(record, ensure_ascii=False) + "\n"
     with path.open("ab") as file:
         file.write(line.encode("utf-8"))

@@ -8,12 +8,14 @@ the twelve prompts that ship with the package.
 
 import gzip
 import json
+import zlib
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from eyas.core.errors import DataError
+from eyas.core.text import is_unicode
 
 BUILTIN = "builtin"
 
@@ -58,7 +60,7 @@ def _read_lines(source: str | Path) -> list[str]:
         raise DataError(
             f"{path}: there is no such prompts file; '{BUILTIN}' names the shipped ones"
         ) from error
-    except (OSError, UnicodeDecodeError, EOFError) as error:
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read as UTF-8 text: {error}") from error
 
 
@@ -66,7 +68,7 @@ def _parse(source: str | Path, number: int, line: str) -> Prompt:
     where = f"{source}, line {number}"
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not a JSON object: {error}") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}")
@@ -86,7 +88,7 @@ def _parse(source: str | Path, number: int, line: str) -> Prompt:
 
 def _texts(where: str, name: str, value: Any, *, empty: bool = False) -> tuple[str, ...]:
     good = isinstance(value, list) and all(
-        isinstance(item, str) and (empty or item.strip()) for item in value
+        isinstance(item, str) and is_unicode(item) and (empty or item.strip()) for item in value
     )
     if not good or not (value or empty):
         raise DataError(f"{where}: '{name}' must be a list of texts, got {value!r}"[:300])

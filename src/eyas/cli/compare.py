@@ -43,7 +43,7 @@ def command(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     rounds: Annotated[int, typer.Option(min=1, help="Times that everything is measured.")] = 3,
     time_limit: Annotated[
-        float | None, typer.Option(help="Seconds; leave out rounds that would end later, never the first.")
+        float | None, typer.Option(min=0.0, help="Seconds; leave out rounds that would end later, never the first.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
     dtype: Annotated[
@@ -59,7 +59,7 @@ def command(
     from eyas.bench.conversations import num_batches
     from eyas.bench.document import compare_document
     from eyas.bench.offline import CompareOptions, compare, plan_methods
-    from eyas.bench.records import append_record, provenance
+    from eyas.bench.records import append_record, check_record, provenance
     from eyas.bench.workload import read_prompts
     from eyas.cli.compare_view import show
     from eyas.targets.load import load_target
@@ -74,6 +74,8 @@ def command(
         turns=turns,
         time_limit=time_limit,
     )
+    if record is not None:
+        check_record(record)
     loaded = load_target(target, **console.device_and_dtype(device, dtype))
     total = num_batches(chosen, batch, turns) * len(methods) * rounds
     with console.progress() as bar:

@@ -31,6 +31,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Answer one prompt, with or without a drafter."""
+    from eyas.core.errors import RequestError
     from eyas.core.sampling import SamplingParams
     from eyas.engine.llm import LLM
     from eyas.targets.load import load_target
@@ -55,6 +56,8 @@ def command(
             print(answer[shown:], end="", flush=True)
             shown = len(answer)
     assert output is not None, "a stream yields at least its final output"
+    if output.error is not None:
+        raise RequestError(f"the request ended early: {output.error}")
     completion = output.outputs[0]
     if as_json:
         console.print_json(_document(llm, output))

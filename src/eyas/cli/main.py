@@ -112,14 +112,35 @@ def root(
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run the command line; a user's mistake ends with its message and status 2, not with a traceback."""
+    """Run the command line; a user's mistake ends with one line and status 2, not with a traceback."""
     from eyas.core.errors import EyasError
 
     try:
-        app(args, prog_name="eyas")
+        status = app(args, prog_name="eyas", standalone_mode=False)
+    except UsageError as error:
+        _explain(error)
+        sys.exit(2)
     except EyasError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except (typer.Abort, KeyboardInterrupt):
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+UsageError: Any = typer.BadParameter.__bases__[0]
+"""Every mistake in flags and arguments; typer carries its own copy of click, or click's own, by version."""
+
+
+def _explain(error: Any) -> None:
+    """One line that names the flag and where to read on; a verb without anything shows its help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return
+    path = error.ctx.command_path if error.ctx is not None else "eyas"
+    message = " ".join(error.format_message().split()).rstrip(".")
+    print(f"error: {message} (see {path} --help)", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ Other keys are ignored. Without an id, file name and line number make one. Two l
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eyas.core.errors import DataError
+from eyas.core.text import is_unicode
 
 Message = dict[str, str]
 
@@ -59,14 +61,14 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     continue
                 try:
                     value = json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise DataError(f"{path}:{number}: not valid JSON: {error}") from error
                 if not isinstance(value, dict):
                     raise DataError(f"{path}:{number}: expected an object, got {type(value).__name__}")
                 yield number, value
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file") from error
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read after line {number}: {error}") from error
 
 
@@ -100,10 +102,19 @@ def read_conversations(path: Path) -> Iterator[Conversation]:
                 raise DataError(f"{where}: token_ids and spans belong together, one of them is missing")
             if ids is None:
                 yield Conversation(name, messages)
-            elif isinstance(ids, list) and isinstance(spans, list):
+            elif _integers(ids) and isinstance(spans, list) and all(_integers(s, 2) for s in spans):
                 yield Conversation(name, messages, tuple(ids), tuple((a, b) for a, b in spans))
             else:
                 raise DataError(f"{where}: token_ids must be a list of ids, spans a list of [begin, end]")
+
+
+def _integers(value: Any, length: int | None = None) -> bool:
+    """Whether `value` is a list of integers, of this length if one is given."""
+    return (
+        isinstance(value, list)
+        and (length is None or len(value) == length)
+        and all(type(item) is int for item in value)
+    )
 
 
 def _identity(value: dict[str, Any], path: Path, number: int, seen: dict[str, int]) -> str:
@@ -124,7 +135,11 @@ def _prompt(value: dict[str, Any], name: str, where: str) -> Prompt:
     else:
         system = None
         turns = value["turns"] if "turns" in value else [value.get("prompt", "")]
-    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
+    if (
+        not isinstance(turns, list)
+        or not turns
+        or not all(isinstance(t, str) and is_unicode(t) and t.strip() for t in turns)
+    ):
         raise DataError(
             f'{where}: needs "prompt" (text), "turns" (a list of texts) or "messages" with a user turn'
         )
@@ -136,6 +151,7 @@ def _messages(value: Any, where: str) -> list[Message]:
         raise DataError(f'{where}: "messages" must be a list of {{"role", "content"}} objects')
     for message in value:
         good = isinstance(message, dict) and isinstance(message.get("content"), str)
+        good = good and is_unicode(message["content"])
         if not good or message.get("role") not in ("system", "user", "assistant"):
             raise DataError(
                 f"{where}: a message needs a role (system, user, assistant) and text content, got {message!r}"

@@ -27,6 +27,8 @@ from eyas.nn.linear import pack_linears
 
 DEFAULT_NUM_DRAFT_TOKENS = {"eagle3": 3, "peagle": 7, "prompt_lookup": 7, "small_model": 4}
 SMALL = "small:"
+MAX_NUM_DRAFT_TOKENS = 512
+"""Far more than ever pays; a step's memory grows with K times the vocabulary."""
 
 
 class LoadedModel(Protocol):
@@ -65,6 +67,10 @@ def build_drafter(
     name = "" if spec is None else str(spec)
     if name in ("", "none"):
         return None
+    if num_draft_tokens is not None and not 1 <= num_draft_tokens <= MAX_NUM_DRAFT_TOKENS:
+        raise ConfigError(
+            f"num_draft_tokens={num_draft_tokens}: drafters guess 1 to {MAX_NUM_DRAFT_TOKENS} tokens a step"
+        )
     count = (
         DEFAULT_NUM_DRAFT_TOKENS
         if num_draft_tokens is None
@@ -75,6 +81,8 @@ def build_drafter(
     if name.startswith(SMALL):
         if load_model is None:
             raise ConfigError(f"drafter {name!r} needs a way to load models (load_model)")
+        if name == SMALL:
+            raise ConfigError("drafter 'small:' names no model; write small:PATH")
         small = load_model(name.removeprefix(SMALL))
         return SmallModelDrafter(
             small.decoder,

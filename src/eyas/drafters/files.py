@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from eyas.core.errors import ModelFormatError
+from eyas.core.errors import ConfigError, ModelFormatError
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
@@ -31,7 +31,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ModelFormatError(
             f"{path} is missing; a head is a folder with config.json and model.safetensors"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFormatError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(values, dict):
         raise ModelFormatError(f"{path} must hold a JSON object")
@@ -61,8 +61,13 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _replace(path: Path, write: Any) -> None:
-    """Call write(temporary path), then move it to `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Call write(temporary path), then move it to `path`; ConfigError if there is no such place."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{path.parent}: cannot be made a folder ({error.strerror}); choose another"
+        ) from None
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         write(temporary)

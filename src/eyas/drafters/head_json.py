@@ -9,6 +9,7 @@ Ids of captured layers have two meanings in the wild: the residual stream ENTERI
 (`eagle_config`, as SGLang reads it). None are written for the default three layers, where all agree.
 """
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,8 @@ from eyas.core.model_config import RopeConfig, TargetConfig
 from eyas.drafters.head_config import HeadConfig, HeadKind
 
 AUX_IDS = "eagle_aux_hidden_state_layer_ids"
+MAX_LAYERS, MAX_POSITIONS, MAX_HEAD_DIM = 1024, 2**26, 2**14
+"""What is allocated from config.json alone, before any tensor can contradict it."""
 MASK_ID_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
@@ -31,7 +34,7 @@ def read_config(values: dict[str, Any], target: TargetConfig, *, where: str) -> 
     body = values["transformer_layer_config"] if speculators else values
     if not isinstance(body, dict):
         raise ModelFormatError(f"{where}: transformer_layer_config must be an object")
-    kind = _kind(values)
+    kind = _kind(values, where)
     hidden_size = _integer(body, "hidden_size", where)
     vocab_size = _integer(body, "vocab_size", where)
     target_hidden = values.get("target_hidden_size") or hidden_size
@@ -40,7 +43,7 @@ def read_config(values: dict[str, Any], target: TargetConfig, *, where: str) -> 
     if values.get("logit_scale") not in (None, 1, 1.0):
         raise ModelFormatError(f"{where}: logit_scale={values['logit_scale']} is not supported")
     num_heads = _integer(body, "num_attention_heads", where)
-    num_layers = int(body.get("num_hidden_layers") or 1)
+    num_layers = _integer(body, "num_hidden_layers", where, 1, most=MAX_LAYERS)
     flags = {flag: bool(values.get(flag, False)) for flag in FLAGS}
     if speculators and kind == "eagle3" and values.get("norm_before_residual") is None:
         flags["norm_before_residual"] = True
@@ -51,22 +54,23 @@ def read_config(values: dict[str, Any], target: TargetConfig, *, where: str) -> 
         intermediate_size=_integer(body, "intermediate_size", where),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=int(body.get("num_key_value_heads") or num_heads),
-        head_dim=int(body.get("head_dim") or hidden_size // num_heads),
-        rms_norm_eps=float(body.get("rms_norm_eps", 1e-6)),
+        num_kv_heads=_integer(body, "num_key_value_heads", where, num_heads),
+        head_dim=_integer(body, "head_dim", where, hidden_size // num_heads, most=MAX_HEAD_DIM),
+        rms_norm_eps=_number(body, "rms_norm_eps", where, 1e-6),
         rope=read_rope(body, where=where),
         # The engine may draft up to the target's limit, whatever length the head was trained at.
         max_position_embeddings=max(
-            int(body.get("max_position_embeddings") or 0), target.max_position_embeddings
+            _integer(body, "max_position_embeddings", where, 1, most=MAX_POSITIONS),
+            target.max_position_embeddings,
         ),
         vocab_size=vocab_size,
-        draft_vocab_size=int(values.get("draft_vocab_size") or vocab_size),
+        draft_vocab_size=_integer(values, "draft_vocab_size", where, vocab_size),
         target_hidden_size=int(target_hidden),
         target_num_layers=target.num_layers,
         aux_layers=aux_layers,
         attention_bias=bool(body.get("attention_bias", False)),
         qk_norm=bool(body.get("qk_norm", False)) or body.get("model_type") == "qwen3",
-        windows=_windows(body, num_layers),
+        windows=_windows(body, num_layers, where),
         trained_embedding=hidden_size != target_hidden,
         mask_token_id=_mask_token_id(values, kind, where),
         **flags,
@@ -131,8 +135,8 @@ def aux_fields(config: HeadConfig) -> dict[str, Any]:
 
 def read_rope(body: dict[str, Any], *, where: str) -> RopeConfig:
     """Rotary settings from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`."""
-    scaling = body.get("rope_parameters") or body.get("rope_scaling") or {}
-    theta = float(scaling.get("rope_theta") or body.get("rope_theta") or 10000.0)
+    scaling = _mapping(body, "rope_parameters", where) or _mapping(body, "rope_scaling", where)
+    theta = _number(scaling, "rope_theta", where, _number(body, "rope_theta", where, 10000.0))
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in ("default", "linear", "llama3"):
         raise ModelFormatError(
@@ -140,14 +144,14 @@ def read_rope(body: dict[str, Any], *, where: str) -> RopeConfig:
         )
     if kind == "default":
         return RopeConfig(theta=theta)
-    rope = RopeConfig(theta=theta, kind=kind, factor=float(scaling.get("factor", 1.0)))
+    rope = RopeConfig(theta=theta, kind=kind, factor=_number(scaling, "factor", where, 1.0))
     if kind == "linear":
         return rope
     return replace(
         rope,
-        low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
-        original_max_position=int(scaling.get("original_max_position_embeddings", 8192)),
+        low_freq_factor=_number(scaling, "low_freq_factor", where, 1.0),
+        high_freq_factor=_number(scaling, "high_freq_factor", where, 4.0),
+        original_max_position=_integer(scaling, "original_max_position_embeddings", where, 8192),
     )
 
 
@@ -163,25 +167,29 @@ def write_rope(rope: RopeConfig) -> dict[str, Any]:
     return {"rope_theta": rope.theta, "rope_scaling": scaling}
 
 
-def _kind(values: dict[str, Any]) -> HeadKind:
+def _kind(values: dict[str, Any], where: str) -> HeadKind:
     if values.get("speculators_model_type") in ("eagle3", "peagle"):
         kind: HeadKind = values["speculators_model_type"]
         return kind
-    return "eagle3" if _first_mask_id(values) is None else "peagle"
+    return "eagle3" if _first_mask_id(values, where) is None else "peagle"
 
 
-def _first_mask_id(values: dict[str, Any]) -> int | None:
-    ids = [
-        (values.get("dflash_config") or {}).get("mask_token_id"),
-        *(values.get(key) for key in MASK_ID_KEYS),
-    ]
-    return next((int(value) for value in ids if value is not None), None)
+def _first_mask_id(values: dict[str, Any], where: str) -> int | None:
+    nested = _mapping(values, "dflash_config", where)
+    found = [(nested, "mask_token_id"), *((values, key) for key in MASK_ID_KEYS)]
+    for source, key in found:
+        value = source.get(key)
+        if value is not None:
+            if type(value) is not int or value < 0:
+                raise ModelFormatError(f"{where}: {key} must be a token id, got {value!r}")
+            return value
+    return None
 
 
 def _mask_token_id(values: dict[str, Any], kind: HeadKind, where: str) -> int | None:
     if kind == "eagle3":
         return None
-    mask_token_id = _first_mask_id(values)
+    mask_token_id = _first_mask_id(values, where)
     if mask_token_id is None:
         raise ModelFormatError(f"{where}: a peagle head needs one of {', '.join(MASK_ID_KEYS)}")
     return mask_token_id
@@ -189,17 +197,17 @@ def _mask_token_id(values: dict[str, Any], kind: HeadKind, where: str) -> int | 
 
 def _aux_layers(values: dict[str, Any], target: TargetConfig, *, where: str) -> tuple[int, ...]:
     default = default_aux_layers(target.num_layers)
-    ids = values.get(AUX_IDS)
+    ids = _layer_ids(values, where)
     if ids is None:
-        ids = (values.get("eagle_config") or {}).get(AUX_IDS)
-        if ids is not None and tuple(ids) != default:
+        ids = _layer_ids(_mapping(values, "eagle_config", where), where)
+        if ids is not None and ids != default:
             if tuple(layer + 1 for layer in ids) != default:
                 raise ModelFormatError(
                     f"{where}: eagle_config.{AUX_IDS}={list(ids)} can mean streams entering or leaving these "
                     f"layers. Write {AUX_IDS} at the top level: ids of the layers that the streams ENTER."
                 )
             ids = default
-    aux_layers = default if ids is None else tuple(int(layer) for layer in ids)
+    aux_layers = default if ids is None else ids
     if not all(0 <= layer <= target.num_layers for layer in aux_layers):
         raise HeadMismatchError(
             f"{where}: the head reads layers {list(aux_layers)}, the target has {target.num_layers} layers"
@@ -213,19 +221,50 @@ def _aux_layers(values: dict[str, Any], target: TargetConfig, *, where: str) -> 
     return aux_layers
 
 
-def _windows(body: dict[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    size, types = body.get("sliding_window"), body.get("layer_types")
-    if not size or not types or body.get("use_sliding_window") is False:
+def _windows(body: dict[str, Any], num_layers: int, where: str) -> tuple[int | None, ...]:
+    types = body.get("layer_types")
+    if not body.get("sliding_window") or not types or body.get("use_sliding_window") is False:
         return ()
-    windows = tuple(int(size) if kind == "sliding_attention" else None for kind in types[:num_layers])
+    size = _integer(body, "sliding_window", where)
+    if not isinstance(types, list):
+        raise ModelFormatError(f"{where}: layer_types must be a list, got {types!r}")
+    windows = tuple(size if kind == "sliding_attention" else None for kind in types[:num_layers])
     return windows if any(windows) else ()
 
 
-def _integer(body: dict[str, Any], name: str, where: str) -> int:
+def _integer(
+    body: dict[str, Any], name: str, where: str, default: int | None = None, *, most: int = 2**31 - 1
+) -> int:
+    """A size; above `most`, which no head comes near, the file is damaged and memory would run out."""
     value = body.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelFormatError(f"{where}: {name} must be a positive integer, got {value!r}")
+    value = default if value is None else value
+    if type(value) is not int or not 1 <= value <= most:
+        raise ModelFormatError(f"{where}: {name} must be an integer from 1 to {most}, got {value!r}")
     return value
+
+
+def _number(body: dict[str, Any], name: str, where: str, default: float) -> float:
+    value = body.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ModelFormatError(f"{where}: {name} must be a positive number, got {value!r}")
+    return float(value)
+
+
+def _mapping(body: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    value = body.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise ModelFormatError(f"{where}: {name} must be an object, got {value!r}")
+    return value or {}
+
+
+def _layer_ids(body: dict[str, Any], where: str) -> tuple[int, ...] | None:
+    ids = body.get(AUX_IDS)
+    if ids is None:
+        return None
+    if not isinstance(ids, list) or not all(type(layer) is int for layer in ids):
+        raise ModelFormatError(f"{where}: {AUX_IDS} must be a list of layer ids, got {ids!r}")
+    return tuple(ids)
 
 
 def _match(where: str, what: str, head: Any, target: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from eyas.core.errors import ConfigError, RequestError
 from eyas.core.sampling import SamplingParams
+from eyas.core.text import is_unicode
 from eyas.engine.request import Request
 from eyas.engine.sampler import check_params, needs_of, stop_ids_of
 from eyas.engine.stops import TextTracker
@@ -114,6 +115,7 @@ class Intake:
             return list(prompt)
         if self.tokenizer is None:
             raise RequestError("this target has no tokenizer: give token ids instead of text")
+        _check_text(prompt)
         ids: list[int] = self.tokenizer.encode(prompt)
         return ids
 
@@ -140,6 +142,7 @@ class Intake:
         text = self.tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=True, **(template_options or {})
         )
+        _check_text(text)
         # The template has written the special tokens already.
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
@@ -163,6 +166,11 @@ class Intake:
         check_params(params, self.vocab_size, self.eos_token_ids)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, which this target has not: use stop_token_ids")
+
+
+def _check_text(text: str) -> None:
+    if not is_unicode(text):
+        raise RequestError("the prompt holds half of a surrogate pair, so it is no text in UTF-8")
 
 
 def context_limit(asked: int | None, trained: int, *, default_cap: int = 8192) -> int:

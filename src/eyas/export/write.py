@@ -17,7 +17,7 @@ from torch import Tensor
 
 from eyas.core.errors import ConfigError
 from eyas.drafters.artifact import LoadedHead, load_head, save_head
-from eyas.drafters.build import DEFAULT_NUM_DRAFT_TOKENS
+from eyas.drafters.build import DEFAULT_NUM_DRAFT_TOKENS, MAX_NUM_DRAFT_TOKENS
 from eyas.drafters.files import write_json, write_tensors
 from eyas.drafters.head_config import HeadConfig
 from eyas.drafters.head_embedding import full_embedding
@@ -73,7 +73,11 @@ def export_head(
     out_dir = Path(out_dir)
     if out_dir.exists() and out_dir.resolve() == Path(head_folder).resolve():
         raise ConfigError(f"{out_dir} is the head itself; choose another folder to export to")
-    num_draft_tokens = num_draft_tokens or DEFAULT_NUM_DRAFT_TOKENS[config.kind]
+    _check_writable(out_dir)
+    if num_draft_tokens is None:
+        num_draft_tokens = DEFAULT_NUM_DRAFT_TOKENS[config.kind]
+    elif not 1 <= num_draft_tokens <= MAX_NUM_DRAFT_TOKENS:
+        raise ConfigError(f"num_draft_tokens={num_draft_tokens} must be 1 to {MAX_NUM_DRAFT_TOKENS}")
     if known == "speculators":
         name = _repository(target_name or target.identity.name)
         values = speculators_config(config, target, name, num_draft_tokens)
@@ -91,6 +95,15 @@ def export_head(
     check = check_export(out_dir, head, target, known, dtype=dtype)
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     return Export(out_dir, known, size, check, serve_settings(config, known, out_dir, num_draft_tokens))
+
+
+def _check_writable(out_dir: Path) -> None:
+    """Refuse a folder that holds a model of somebody else's; an earlier export may be replaced."""
+    if (out_dir / "eyas.json").exists():
+        return
+    there = next((name for name in ("config.json", "model.safetensors") if (out_dir / name).exists()), None)
+    if there is not None:
+        raise ConfigError(f"{out_dir} holds a {there} that no export wrote; choose another folder")
 
 
 def import_head(folder: str | Path, target: Target, out_dir: str | Path, *, packed: bool = False) -> Path:

@@ -76,14 +76,15 @@ def get_model(name: str, *, path: str | Path | None = None, progress: Progress |
 
     ConfigError for an unknown name, ModelFormatError if no source had the file.
     """
+    model = MODELS.get(name)
+    if model is None:
+        raise ConfigError(f"model {name!r} is not known; known are {', '.join(MODELS)}")
     if path is not None:
         given = Path(path).expanduser()
         if not given.exists():
             raise ModelFormatError(f"{given}: no such file or folder; leave the path out to download {name}")
+        _check_given(given)
         return given
-    model = MODELS.get(name)
-    if model is None:
-        raise ConfigError(f"model {name!r} is not known; known are {', '.join(MODELS)}")
     report = progress or (lambda _what, _done, _total: None)
     root = models_root()
     target = root / model.file
@@ -109,6 +110,21 @@ def get_model(name: str, *, path: str | Path | None = None, progress: Progress |
     raise ModelFormatError(
         f"{name} could not be fetched ({tried}). Put {model.file} into {root}, or give its path"
     )
+
+
+def _check_given(given: Path) -> None:
+    """Whether it is a model at all: a folder with a config.json, or a file that begins as GGUF does."""
+    if given.is_dir():
+        if not (given / "config.json").is_file() and len(list(given.glob("*.gguf"))) != 1:
+            raise ModelFormatError(f"{given}: a model folder holds a config.json, or one GGUF file")
+        return
+    try:
+        with given.open("rb") as file:
+            good = file.read(4) == b"GGUF"
+    except OSError as error:
+        raise ModelFormatError(f"{given}: cannot be read ({error.strerror})") from None
+    if not good:
+        raise ModelFormatError(f"{given}: not a GGUF file; give one, or a folder with config.json")
 
 
 def hub_folder(repo: str) -> Path:

@@ -8,6 +8,9 @@ from eyas.core.errors import ModelFormatError
 from eyas.core.model_config import RopeConfig, TargetConfig
 from eyas.targets.families import FAMILIES, SUPPORTED
 
+MAX_LAYERS, MAX_POSITIONS, MAX_HEAD_DIM = 1024, 2**26, 2**14
+"""What is allocated from config.json alone, before any tensor can contradict it."""
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`; ModelFormatError if there is none."""
@@ -15,7 +18,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelFormatError(f"{path}: no such file; a model folder needs it") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFormatError(f"{path}: not readable as JSON ({error})") from None
     if not isinstance(value, dict):
         raise ModelFormatError(f"{path}: a JSON object is needed, found {type(value).__name__}")
@@ -28,12 +31,20 @@ class _Fields:
     def __init__(self, values: dict[str, Any], path: Path) -> None:
         self.values, self.path = values, path
 
-    def integer(self, name: str, default: int | None = None) -> int:
+    def integer(self, name: str, default: int | None = None, *, most: int = 2**31 - 1) -> int:
+        """A size; above `most`, which no model comes near, the file is damaged and memory would run out."""
         value = self.values.get(name)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise self.bad(name, value, "a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+            raise self.bad(name, value, f"an integer from 1 to {most}")
         return value
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """An object, empty where the field is absent."""
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise self.bad(name, value, "an object")
+        return value or {}
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.values.get(name)
@@ -56,7 +67,7 @@ def config_from_hf(
 ) -> TargetConfig:
     """TargetConfig of a parsed config.json; errors name `path`. `generation` is generation_config.json."""
     kind = values.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise ModelFormatError(f"{path}: model_type {kind!r} is not supported; supported are {SUPPORTED}")
     if "quantization_config" in values:
         method = (values["quantization_config"] or {}).get("quant_method", "?")
@@ -68,12 +79,12 @@ def config_from_hf(
     fields.refuse("mlp_bias", (False,))
     # Only q, k and v may have a bias; these flags would give the output projection one too.
     fields.refuse("attention_bias", (False,) if not family.attention_bias else (True, False))
-    rope_values = {**(values.get("rope_scaling") or {}), **(values.get("rope_parameters") or {})}
+    rope_values = {**fields.mapping("rope_scaling"), **fields.mapping("rope_parameters")}
     _Fields(rope_values, path).refuse("partial_rotary_factor", (1, 1.0))
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     num_layers, max_position = (
-        fields.integer("num_hidden_layers"),
-        fields.integer("max_position_embeddings", 2048),
+        fields.integer("num_hidden_layers", most=MAX_LAYERS),
+        fields.integer("max_position_embeddings", 2048, most=MAX_POSITIONS),
     )
     kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -86,7 +97,7 @@ def config_from_hf(
         num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=fields.integer("head_dim", hidden // heads),
+        head_dim=fields.integer("head_dim", hidden // heads, most=MAX_HEAD_DIM),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope=_rope(values, rope_values, path, max_position),
         max_position_embeddings=max_position,
@@ -94,7 +105,7 @@ def config_from_hf(
         qk_norm=family.qk_norm,
         windows=_windows(kind, values, fields, num_layers),
         tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
-        eos_token_ids=_eos(values, generation or {}),
+        eos_token_ids=_eos(values, generation or {}, fields),
         bos_token_id=values.get("bos_token_id"),
     )
 
@@ -141,12 +152,14 @@ def _windows(kind: str, values: dict[str, Any], fields: _Fields, num_layers: int
     return windows if any(windows) else ()
 
 
-def _eos(values: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
+def _eos(values: dict[str, Any], generation: dict[str, Any], fields: _Fields) -> tuple[int, ...]:
     """Ids that end a text, from both files: chat models often name the end of a turn in one only."""
     ids: list[int] = []
     for source in (generation, values):
         entry = source.get("eos_token_id")
         ids += [] if entry is None else entry if isinstance(entry, list) else [entry]
+    if not all(type(token_id) is int for token_id in ids):
+        raise fields.bad("eos_token_id", ids, "an integer or a list of integers")
     return tuple(dict.fromkeys(ids))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyas.core.errors import ModelFormatError
+from eyas.core.errors import ConfigError, ModelFormatError
 from eyas.core.model_config import TargetConfig, TargetIdentity
 from eyas.targets.base import Target
 from eyas.targets.decoder import Decoder
@@ -36,9 +36,9 @@ def load_target(
 
     `pack` keeps a second, blocked copy of float32 weights on the CPU: decoding is about twice as fast,
     memory too. Raises ModelFormatError, naming file and tensor, for whatever cannot be read as a supported
-    model.
+    model, ConfigError for a device that is not there.
     """
-    device = torch.device(device)
+    device = _device(device)
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
     path = find(path_or_name)
     folder = path if path.is_dir() else _converted(path, dtype)
@@ -52,6 +52,8 @@ def load_target(
 
 def find(path_or_name: str | Path) -> Path:
     """The model folder or GGUF file meant by a path, a hub name ("org/model") or a name of targets.fetch."""
+    if not str(path_or_name):
+        raise ConfigError("no target is named: give a folder, a GGUF file or a name")
     path = Path(path_or_name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file() and len(files := sorted(path.glob("*.gguf"))) == 1:
@@ -91,8 +93,27 @@ def load_tokenizer(folder: Path) -> Any:
     cls = PreTrainedTokenizerFast if (folder / _SOURCE).is_file() else AutoTokenizer
     try:
         return cls.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ModelFormatError(f"{folder}: the tokenizer cannot be loaded ({error})") from None
+    except Exception as error:  # noqa: BLE001 - damaged files raise errors of any kind in there
+        first = next(iter(str(error).strip().splitlines()), "")
+        raise ModelFormatError(
+            f"{folder}: the tokenizer cannot be loaded ({type(error).__name__}: {first}). "
+            "Check tokenizer.json, tokenizer_config.json and config.json"
+        ) from None
+
+
+def _device(name: torch.device | str) -> torch.device:
+    """The CPU or a CUDA device that is there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device {str(name)!r} is unknown; use cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {str(name)!r} is not supported; use cpu, cuda or cuda:N")
+    count = 1 if device.type == "cpu" else torch.cuda.device_count()
+    if (device.index or 0) >= count:
+        have = "there is one CPU device" if device.type == "cpu" else f"torch sees {count} CUDA devices"
+        raise ConfigError(f"device {str(name)!r} is not there: {have}")
+    return device
 
 
 def _converted(path: Path, dtype: torch.dtype) -> Path:

@@ -1,6 +1,9 @@
 import json
 
-from eyas.bench.records import append_record, provenance
+import pytest
+
+from eyas.bench.records import append_record, check_record, provenance
+from eyas.core.errors import ConfigError
 
 
 def test_provenance_says_what_ran_and_nothing_about_whose_machine(tmp_path):
@@ -20,3 +23,12 @@ def test_records_are_appended_line_by_line(tmp_path):
         {"a": "ä\n"},
         {"b": 2},
     ]
+
+
+def test_a_place_that_cannot_be_written_is_named_before_anything_is_measured(tmp_path):
+    check_record(tmp_path / "new" / "record.jsonl")
+    with pytest.raises(ConfigError, match="the record cannot be written there"):
+        check_record(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"file/record\.jsonl: the record"):
+        check_record(tmp_path / "file" / "record.jsonl")

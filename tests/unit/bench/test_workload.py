@@ -47,6 +47,8 @@ def test_a_subset_is_spread_over_the_file(tmp_path):
         ('{"turns": "a"}', ["line 1", "turns", "list of texts"]),
         ('{"turns": []}', ["line 1", "turns"]),
         ('{"turns": [" "]}', ["line 1", "turns"]),
+        (r'{"turns": ["\ud83d"]}', ["line 1", "turns"]),
+        ("[" * 100_000, ["line 1", "JSON"]),
         ('["a"]', ["line 1", "object", "list"]),
         ("\n\n", ["p.jsonl", "no prompts"]),
     ],

@@ -49,6 +49,28 @@ def test_a_users_mistake_is_one_line_and_status_2(capsys):
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("generate", "hi", "--target", "t", "-k", "0"), ["-k", "greater than or equal to 1"]),
+        (("generate", "hi", "--target", "t", "-k", "abc"), ["-k", "integer"]),
+        (("generate", "hi"), ["Missing", "--target"]),
+        (("generate", "hi", "--nope"), ["--nope"]),
+        (("compare", "--target", "t", "--turns", "0"), ["--turns"]),
+        (("models", "get"), ["NAME"]),
+        (("models", "fetch"), ["fetch"]),
+    ],
+)
+def test_wrong_flags_are_one_line_that_says_where_to_read_on(capsys, args, words):
+    status, out, err = run(capsys, *args)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "--help)" in err
+    for word in words:
+        assert word.lower() in err.lower()
+
+
 def test_bad_k_names_the_flag(capsys):
     status, _, err = run(capsys, "compare", "--target", "none", "-k", "3,x")
     assert status == 2

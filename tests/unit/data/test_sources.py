@@ -81,3 +81,31 @@ def test_conversations_with_exact_ids(tmp_path):
     write(tmp_path / "shard-00001.jsonl", {"id": "2", "messages": messages, "spans": [[1, 2]]})
     with pytest.raises(DataError, match="belong together"):
         list(read_conversations(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"token_ids": ["x"]}, {"token_ids": 5}, {"spans": [1]}, {"spans": [[1, 2, 3]]}, {"spans": [["a", "b"]]}],
+)
+def test_exact_ids_that_are_none(tmp_path, wrong):
+    messages = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}]
+    line = {"id": "1", "messages": messages, "token_ids": [1, 2], "spans": [[1, 2]]} | wrong
+    with pytest.raises(DataError, match=r"p\.jsonl:1: token_ids must be a list of ids"):
+        list(read_conversations(write(tmp_path / "p.jsonl", line)))
+
+
+def test_half_of_a_surrogate_pair_is_no_text(tmp_path):
+    with pytest.raises(DataError, match=r"p\.jsonl:1: needs"):
+        read_prompts(write(tmp_path / "p.jsonl", r'{"prompt": "\ud83d"}'))
+    messages = r'{"messages": [{"role": "user", "content": "\ud83d"}]}'
+    with pytest.raises(DataError, match=r"p\.jsonl:1: a message needs"):
+        read_prompts(write(tmp_path / "p.jsonl", messages))
+
+
+def test_a_gzip_file_that_is_damaged_inside(tmp_path):
+    path = write(tmp_path / "p.jsonl.gz", *[{"id": str(i), "prompt": f"text {i}" * 50} for i in range(200)])
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3 : len(data) // 2] = b"\xff" * (len(data) // 2 - len(data) // 3)
+    path.write_bytes(bytes(data))
+    with pytest.raises(DataError, match=r"p\.jsonl\.gz: cannot be read after line"):
+        read_prompts(path)

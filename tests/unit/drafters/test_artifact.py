@@ -252,7 +252,19 @@ def test_broken_tensors_are_named(saved, tmp_path):
     refused("disagree", lambda t: t.update(t2d=~t["t2d"]))
     refused("t2d has 9 entries", lambda t: t.update(t2d=t["t2d"][:9]))
     refused("embed_tokens.weight has shape", lambda t: t.update({"embed_tokens.weight": torch.ones(5, 32)}))
-    refused("hidden_size must be a positive integer, got None", hidden_size=...)
+    refused("hidden_size must be an integer from 1 to 2147483647, got None", hidden_size=...)
+    refused(
+        "num_hidden_layers must be an integer from 1 to 1024, got 1000000000000", num_hidden_layers=10**12
+    )
+    refused("max_position_embeddings must be", max_position_embeddings=10**12)
+    refused("head_dim must be an integer", head_dim="x")
+    refused("draft_vocab_size must be an integer", draft_vocab_size="x")
+    refused("rms_norm_eps must be a positive number", rms_norm_eps="small")
+    refused("rope_theta must be a positive number", rope_theta="x")
+    refused("rope_scaling must be an object", rope_scaling="x")
+    refused("mask_token_id must be a token id, got 'x'", mask_token_id="x")
+    refused("layer_ids must be a list of layer ids", eagle_aux_hidden_state_layer_ids=["x"])
+    refused("eagle_config must be an object", eagle_config=[1])
     refused('rope type "yarn"', rope_scaling={"rope_type": "yarn", "factor": 32})
     refused("logit_scale=0.5", logit_scale=0.5)
     refused("num_aux_hidden_states=5", num_aux_hidden_states=5)
@@ -270,6 +282,9 @@ def test_files_that_are_not_a_head(saved):
     with pytest.raises(ModelFormatError, match=r"pytorch_model\.bin is a pickle"):
         load_head(folder, TARGET, model.embed_weight)
     (folder / "config.json").write_text("{")
+    with pytest.raises(ModelFormatError, match="cannot be read as JSON"):
+        load_head(folder, TARGET, model.embed_weight)
+    (folder / "config.json").write_text("[" * 100_000)
     with pytest.raises(ModelFormatError, match="cannot be read as JSON"):
         load_head(folder, TARGET, model.embed_weight)
     (folder / "config.json").unlink()

@@ -52,5 +52,8 @@ def test_what_cannot_be_built_is_named():
         build("no/such/head")
     with pytest.raises(ConfigError, match="load_model"):
         build("small:x")
-    with pytest.raises(ConfigError, match="num_draft_tokens=0"):
-        build("pld", num_draft_tokens=0)
+    with pytest.raises(ConfigError, match="write small:PATH"):
+        build("small:", load_model=lambda _: tiny_target())
+    for wrong in (0, -1, 513, 10**9):
+        with pytest.raises(ConfigError, match=f"num_draft_tokens={wrong}: .* 1 to 512"):
+            build("pld", num_draft_tokens=wrong)

@@ -217,3 +217,28 @@ def test_a_head_is_not_overwritten_by_its_export(target, tmp_path):
     write(tmp_path / "head", target)
     with pytest.raises(ConfigError, match="is the head itself"):
         export_head(tmp_path / "head", target, "vllm", tmp_path / "head")
+
+
+def test_an_export_destroys_nothing_of_others(target, tmp_path):
+    write(tmp_path / "head", target)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(ConfigError, match=r"holds a config\.json that no export wrote"):
+        export_head(tmp_path / "head", target, "vllm", model)
+    assert (model / "model.safetensors").read_bytes() == b"weights"
+    for _ in range(2):  # an export may be written again
+        export_head(tmp_path / "head", target, "vllm", tmp_path / "out")
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match="cannot be made a folder"):
+            export_head(tmp_path / "head", target, "vllm", out)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, -1, 513])
+def test_an_export_needs_a_possible_k(num_draft_tokens, target, tmp_path):
+    write(tmp_path / "head", target)
+    with pytest.raises(ConfigError, match=f"num_draft_tokens={num_draft_tokens} "):
+        export_head(tmp_path / "head", target, "vllm", tmp_path / "out", num_draft_tokens=num_draft_tokens)
+    assert not (tmp_path / "out").exists()

@@ -93,8 +93,15 @@ def left_over(folder):
 
 def test_a_path_that_the_user_gives(tmp_path):
     given = tmp_path / "own.gguf"
-    given.write_bytes(b"x")
+    given.write_bytes(b"GGUF")
     assert get_model(NAME, path=given) == given
+    with pytest.raises(ModelFormatError, match=r"holds a config\.json, or one GGUF file"):
+        get_model(NAME, path=tmp_path / "..")
+    given.write_bytes(b"\x80\x04")
+    with pytest.raises(ModelFormatError, match=r"own\.gguf: not a GGUF file"):
+        get_model(NAME, path=given)
+    with pytest.raises(ConfigError, match="'huge' is not known"):
+        get_model("huge", path=given)
     with pytest.raises(ModelFormatError, match=r"absent\.gguf: no such file"):
         get_model(NAME, path=tmp_path / "absent.gguf")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eyas.core.errors import ModelFormatError
+from eyas.core.errors import ConfigError, ModelFormatError
 from eyas.targets.families import FAMILIES, hf_parts, hf_shapes
 from eyas.targets.load import find, load_target, read_config
 from model_files import random_state, write_folder
@@ -158,6 +158,16 @@ def test_empty_folder(tmp_path):
         ),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantized \(awq\)"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers = 'many'"),
+        (
+            {"num_hidden_layers": 10**12},
+            "num_hidden_layers = 1000000000000, but it must be an integer from 1",
+        ),
+        ({"max_position_embeddings": 10**12}, "max_position_embeddings = "),
+        ({"head_dim": 10**12}, "head_dim = "),
+        ({"model_type": ["llama"]}, r"model_type \['llama'\] is not supported"),
+        ({"rope_parameters": "x"}, "rope_parameters = 'x', but it must be an object"),
+        ({"eos_token_id": "</s>"}, "eos_token_id = .*list of integers"),
+        ({"eos_token_id": {}}, "eos_token_id = "),
     ],
 )
 def test_configs_that_are_refused(tiny_folder, values, message):
@@ -173,6 +183,29 @@ def test_config_that_is_no_json(tiny_folder):
         load(tiny_folder)
 
 
+def test_config_that_is_nested_without_end(tiny_folder):
+    (tiny_folder / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ModelFormatError, match=r"config\.json: not readable as JSON"):
+        load(tiny_folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "[1]", "[" * 100_000])
+def test_damaged_tokenizers(tiny_folder, text):
+    (tiny_folder / "tokenizer.json").write_text(text)
+    with pytest.raises(ModelFormatError, match="the tokenizer cannot be loaded") as caught:
+        load_target(tiny_folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [("foo", "'foo' is unknown"), ("mps", "'mps' is not supported"), ("cpu:9", "there is one CPU device")],
+)
+def test_devices_that_are_not_there(tiny_folder, device, message):
+    with pytest.raises(ConfigError, match=message):
+        load(tiny_folder, device=device)
+
+
 def test_end_tokens_of_both_files(tiny_folder):
     change_config(tiny_folder, eos_token_id=[7, 3])
     (tiny_folder / "generation_config.json").write_text('{"eos_token_id": 9}')
@@ -183,6 +216,8 @@ def test_names_that_are_no_model(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ModelFormatError, match=r"no such file or folder.*smollm2-135m"):
         find(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="no target is named"):
+        find("")
     (tmp_path / "readme.md").write_text("hello")
     with pytest.raises(ModelFormatError, match=r"give a \.gguf file or the folder"):
         find(tmp_path / "readme.md")
