@@ -85,6 +85,7 @@ def check_record(path: Path) -> None:
 
 def append_record(path: Path, record: dict[str, Any]) -> None:
     """Add one line to a JSONL file, in one write, so that a killed run leaves whole lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(record, ensure_ascii=False) + "\n"
     with path.open("ab") as file:
         file.write(line.encode("utf-8"))
