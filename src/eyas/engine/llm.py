@@ -35,7 +35,6 @@ Progress = Callable[[int, int], None]
 """Called with (finished requests, output tokens so far)."""
 
 
-class LLM:
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
     """Requests (completions) that run and wait, and KV pages."""
@@ -46,6 +45,7 @@ class EngineLoad:
     free_pages: int
 
 
+class LLM:
     """A target, perhaps a drafter, and the engine around them.
 
     Args:
