@@ -99,7 +99,7 @@ class TreeBudget:
         most = min(MAX_ROWS - 1, self.top_k + (self.depth - 1) * self.top_k**2)
         if not self.depth <= self.num_draft_tokens <= most:
             raise ConfigError(
-                f"tree {self}: the number of nodes must be at least {self.depth}, for the most likely path, and "
+                f"tree {self}: the number of nodes must be at least {self.depth}, the most likely path, and "
                 f"at most {most}"
             )
 

@@ -23,13 +23,18 @@ class Drafter(Protocol):
 
     name: str
     """As users write it: "eagle3", "peagle", "prompt_lookup", "small_model"."""
-    tree: DraftTree | TreeBudget
-    """Shape of every draft, DraftTree.chain(K) with K = num_draft_tokens; or the bounds of trees that
-    `propose` shapes itself (then `Draft.parents` says how). Committed has tree.depth + 1 rows."""
     aux_layers: tuple[int, ...]
     """Hidden states it reads, entering-layer ids; () if none."""
     kv_layout: KVLayout | None
     """What it caches per token; None for nothing."""
+
+    @property
+    def tree(self) -> DraftTree | TreeBudget:
+        """Shape of every draft, DraftTree.chain(K), K = num_draft_tokens; or a budget for trees.
+
+        Within a budget `propose` shapes each tree (`Draft.parents`). Committed has tree.depth + 1 rows.
+        """
+        ...
 
     @property
     def num_draft_tokens(self) -> int:

@@ -15,12 +15,15 @@ from torch import Tensor
 
 from eyas.core.errors import ConfigError
 from eyas.core.model_config import TargetConfig, TargetIdentity
-from eyas.drafters.artifact import load_head
+from eyas.core.tree import TreeBudget
+from eyas.drafters.artifact import LoadedHead, load_head
 from eyas.drafters.base import Drafter
 from eyas.drafters.choose import Uniform
 from eyas.drafters.eagle3.propose import Eagle3Drafter
+from eyas.drafters.eagle3.propose_tree import Eagle3TreeDrafter
 from eyas.drafters.peagle.model import PEagleModel
 from eyas.drafters.peagle.propose import PEagleDrafter
+from eyas.drafters.peagle.propose_tree import PEagleTreeDrafter
 from eyas.drafters.prompt_lookup.propose import PromptLookupDrafter
 from eyas.drafters.small_model.propose import LanguageModel, SmallModelDrafter
 from eyas.nn.linear import pack_linears
@@ -56,11 +59,13 @@ def build_drafter(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     sample_drafts: bool = False,
+    tree: TreeBudget | None = None,
     uniform: Uniform | None = None,
     load_model: Callable[[str], LoadedModel] | None = None,
 ) -> Drafter | None:
     """Build the drafter that `spec` names, or None for plain decoding.
 
+    With `tree` heads draft trees, point masses of that budget, instead of chains of K.
     K is `num_draft_tokens`, by default 3 for eagle3, 7 for peagle and prompt_lookup, 4 for a small model.
     Raises ConfigError for a spec that names nothing, and what `load_head` raises.
     """
@@ -71,6 +76,8 @@ def build_drafter(
         raise ConfigError(
             f"num_draft_tokens={num_draft_tokens}: drafters guess 1 to {MAX_NUM_DRAFT_TOKENS} tokens a step"
         )
+    if tree is not None:
+        _check_tree(name, tree, num_draft_tokens, sample_drafts=sample_drafts)
     count = (
         DEFAULT_NUM_DRAFT_TOKENS
         if num_draft_tokens is None
@@ -109,6 +116,28 @@ def build_drafter(
     )
     model, kind = head.model, head.config.kind
     pack_linears(model)
+    if tree is not None:
+        return _tree_drafter(head, tree)
     if isinstance(model, PEagleModel):
         return PEagleDrafter(model, head.vocab_map, count[kind], sample_drafts=sample_drafts, uniform=uniform)
     return Eagle3Drafter(model, head.vocab_map, count[kind], sample_drafts=sample_drafts, uniform=uniform)
+
+
+def _check_tree(name: str, tree: TreeBudget, num_draft_tokens: int | None, *, sample_drafts: bool) -> None:
+    """Raise ConfigError where a tree makes no sense."""
+    if num_draft_tokens is not None:
+        raise ConfigError(f"tree={tree} and num_draft_tokens={num_draft_tokens}: give one of them")
+    if sample_drafts:
+        raise ConfigError(
+            f"tree={tree}: the nodes of a tree are its likeliest tokens, so sample_drafts must be off"
+        )
+    if name in ("prompt_lookup", "pld") or name.startswith(SMALL):
+        raise ConfigError(f"tree={tree}: {name} drafts chains; trees come from EAGLE-3 and P-EAGLE heads")
+
+
+def _tree_drafter(head: LoadedHead, tree: TreeBudget) -> Drafter:
+    if tree.top_k > head.vocab_map.draft_vocab_size:
+        raise ConfigError(f"tree={tree}: the head knows only {head.vocab_map.draft_vocab_size} tokens")
+    if isinstance(head.model, PEagleModel):
+        return PEagleTreeDrafter(head.model, head.vocab_map, tree)
+    return Eagle3TreeDrafter(head.model, head.vocab_map, tree)

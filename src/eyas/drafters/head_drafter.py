@@ -5,7 +5,7 @@ from torch import Tensor
 
 from eyas.core.batch import Committed, Draft, ForwardBatch, KVCache, KVLayout
 from eyas.core.errors import ConfigError
-from eyas.core.tree import DraftTree
+from eyas.core.tree import DraftTree, TreeBudget
 from eyas.core.vocab_map import VocabMap
 from eyas.drafters.choose import Uniform, choose_by_sampling, choose_greedily
 from eyas.drafters.eagle3.model import Eagle3Model
@@ -35,7 +35,7 @@ class HeadDrafter:
         if sample_drafts and uniform is None:
             raise ConfigError("sample_drafts needs a source of random numbers (uniform)")
         self.model, self.vocab_map = model, vocab_map.to(model.fc.weight.device)
-        self.tree = DraftTree.chain(num_draft_tokens)
+        self.tree: DraftTree | TreeBudget = DraftTree.chain(num_draft_tokens)
         self.aux_layers = model.config.aux_layers
         self.kv_layout: KVLayout | None = model.kv_layout
         self.uniform = uniform if sample_drafts else None
@@ -44,7 +44,7 @@ class HeadDrafter:
 
     @property
     def num_draft_tokens(self) -> int:
-        """K."""
+        """K; nodes of a tree."""
         return self.tree.num_nodes - 1
 
     def bind(self, cache: KVCache | None, max_visible: int) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from eyas.core.errors import ConfigError
+from eyas.core.tree import TreeBudget
 from eyas.drafters.base import Drafter
 from eyas.targets.base import Target
 
@@ -32,11 +33,14 @@ def resolve_drafter(
     *,
     num_draft_tokens: int | None,
     sample_drafts: bool,
+    tree: TreeBudget | None = None,
 ) -> Drafter | None:
     """Build a drafter for this target, or pass a built one through."""
     if drafter is None or str(drafter) in {"", "none"}:
         if num_draft_tokens:
             raise ConfigError(f"num_draft_tokens={num_draft_tokens} needs a drafter, and none was given")
+        if tree is not None:
+            raise ConfigError(f"tree={tree} needs a drafter, and none was given")
         return None
     if not isinstance(drafter, str | Path):
         if num_draft_tokens not in (None, drafter.num_draft_tokens):
@@ -44,6 +48,8 @@ def resolve_drafter(
                 f"num_draft_tokens={num_draft_tokens}, but the drafter given was built for "
                 f"{drafter.num_draft_tokens}"
             )
+        if tree is not None and tree != drafter.tree:
+            raise ConfigError(f"tree={tree}, but the drafter given was built for another shape")
         return drafter
     from eyas.drafters.build import build_drafter
     from eyas.kernels.reference.random import uniform
@@ -62,6 +68,7 @@ def resolve_drafter(
         device=target.device,
         dtype=target.dtype,
         sample_drafts=sample_drafts,
+        tree=tree,
         uniform=uniform,
         load_model=load_model,
     )

@@ -21,6 +21,7 @@ from eyas.engine.sampler import Needs
 from eyas.engine.state import EngineState
 from eyas.engine.step import StepModels, Verified, accept, commit, expand, verify
 from eyas.verify.accepted import Accepted
+from eyas.verify.tree import AcceptedPath
 
 SMALLEST_VISIBLE = 1024
 """Bounds on visible are powers of two from here on; fewer bounds, fewer graphs."""
@@ -31,7 +32,7 @@ class FirstHalf(NamedTuple):
 
     slots: Tensor
     verified: Verified
-    accepted: Accepted
+    accepted: Accepted | AcceptedPath
     report: Tensor
 
 
@@ -46,7 +47,7 @@ def first_half(
 
 def second_half(models: StepModels, state: EngineState, first: FirstHalf) -> None:
     """Expand, draft and commit."""
-    committed = expand(state, first.slots, first.verified, first.accepted)
+    committed = expand(models, state, first.slots, first.verified, first.accepted)
     draft = None if models.drafter is None else models.drafter.propose(committed)
     commit(state, first.slots, first.verified, first.accepted, draft)
 

@@ -21,6 +21,7 @@ import torch
 from eyas.core.errors import ConfigError, RequestError
 from eyas.core.outputs import RequestOutput
 from eyas.core.sampling import SamplingParams
+from eyas.core.tree import TreeBudget
 from eyas.drafters.base import Drafter
 from eyas.engine.build import resolve_drafter, resolve_target
 from eyas.engine.intake import Group, Intake, Prompt, context_limit
@@ -55,6 +56,9 @@ class LLM:
         sample_drafts: draw drafts from the drafter's distribution at the request's temperature and verify
             by the rejection rule; otherwise drafts are argmaxes, and a request gives the same tokens with
             and without a drafter.
+        tree: draft trees instead of chains: a TreeBudget, or as text DEPTHxTOP_KxNODES such as "5x4x24";
+            heads
+            only. The tokens are those of chains and of plain decoding.
         dtype: of weights and caches; None for float32 on the CPU and bfloat16 on CUDA.
         device: None for CUDA if there is one.
         max_model_len: context limit, prompt and output; None for the target's own, at most 8192.
@@ -78,6 +82,7 @@ class LLM:
         *,
         num_draft_tokens: int | None = None,
         sample_drafts: bool = False,
+        tree: TreeBudget | str | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         max_model_len: int | None = None,
@@ -100,7 +105,11 @@ class LLM:
                 raise ConfigError(f"{name}={value} must be at least 1")
         self.target = resolve_target(model, dtype=dtype, device=device)
         self.drafter = resolve_drafter(
-            drafter, self.target, num_draft_tokens=num_draft_tokens, sample_drafts=sample_drafts
+            drafter,
+            self.target,
+            num_draft_tokens=num_draft_tokens,
+            sample_drafts=sample_drafts,
+            tree=TreeBudget.parse(tree) if isinstance(tree, str) else tree,
         )
         max_len = context_limit(max_model_len, self.target.config.max_position_embeddings)
         if prefill_budget is None:
@@ -124,21 +133,21 @@ class LLM:
             tokenizer=self.target.tokenizer,
             vocab_size=self.target.config.vocab_size,
             max_len=max_len,
-            num_draft_tokens=self.num_draft_tokens,
+            num_draft_tokens=0 if self.drafter is None else self.drafter.tree.depth,
             eos_token_ids=eos_ids,
             seed=seed,
         )
         self._live: dict[str, Group] = {}
+        self.max_num_seqs = max_num_seqs
 
     @property
     def num_draft_tokens(self) -> int:
-        """K; 0 without a drafter."""
+        """K; nodes of a tree; 0 without a drafter."""
         return 0 if self.drafter is None else self.drafter.num_draft_tokens
 
     @property
     def max_model_len(self) -> int:
         """The context limit."""
-        self.max_num_seqs = max_num_seqs
         return self._runner.state.max_len
 
     @property
@@ -244,15 +253,6 @@ class LLM:
             self._abort(request)
         return True
 
-    def _output(self, group: Group) -> RequestOutput:
-        decode = None if self.tokenizer is None else self._intake.decoder(group.params)
-        return request_output(group, decode)
-
-    def _submit(self, groups: Sequence[Group]) -> None:
-        for group in groups:
-            self._live[group.request_id] = group
-            for request in group.requests:
-                self._runner.scheduler.add(request)
     def new_intake(self) -> Intake:
         """An intake with seeds of its own, from which groups for `submit` come; another thread may use it."""
         own = self._intake
@@ -292,6 +292,15 @@ class LLM:
             free_pages=scheduler.blocks.num_free,
         )
 
+    def _output(self, group: Group) -> RequestOutput:
+        decode = None if self.tokenizer is None else self._intake.decoder(group.params)
+        return request_output(group, decode)
+
+    def _submit(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            self._live[group.request_id] = group
+            for request in group.requests:
+                self._runner.scheduler.add(request)
 
     def _run(self, groups: Sequence[Group], progress: Progress | None) -> None:
         """Step until all of these have ended; leave nothing behind if that is interrupted."""

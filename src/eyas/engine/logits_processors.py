@@ -26,14 +26,15 @@ def token_counts(history: Tensor, start: Tensor, stop: Tensor, vocab_size: int) 
     return counts.scatter_add_(1, torch.where(inside, history, 0), inside.int())
 
 
-def count_drafts(counts: Tensor, drafts: Tensor) -> Tensor:
-    """Add to the counts of row r the first r drafts: int32 [B, R, V] with R = K + 1.
+def count_drafts(counts: Tensor, drafts: Tensor, ancestor_bits: Tensor | None = None) -> Tensor:
+    """Add to the counts of row r the first r drafts, or those on its path: int32 [B, R, V] with R = K + 1.
 
     Example, V = 3, counts [[1, 0, 0]], drafts [[2, 0]] -> rows [1, 0, 0], [1, 0, 1], [2, 0, 1].
 
     Args:
         counts: int32 [B, V], before any draft.
         drafts: int64 [B, K]; -1 (no draft) counts nowhere.
+        ancestor_bits: int64 [B, R], trees only: bit i + 1 of row r where draft i is on its path.
     """
     num_drafts = drafts.shape[1]
     num_rows = num_drafts + 1
@@ -42,6 +43,8 @@ def count_drafts(counts: Tensor, drafts: Tensor) -> Tensor:
         return rows
     row = torch.arange(num_rows, device=drafts.device).unsqueeze(1)
     before = torch.arange(num_drafts, device=drafts.device) < row
+    if ancestor_bits is not None:
+        before = ((ancestor_bits.unsqueeze(2) >> row[1:, 0]) & 1).bool()
     ones = (before & (drafts >= 0).unsqueeze(1)).int()
     return rows.scatter_add_(2, drafts.clamp(min=0).unsqueeze(1).expand(-1, num_rows, -1), ones)
 

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from eyas.core.errors import ConfigError
+from eyas.core.model_config import TargetConfig
+from eyas.core.tree import TreeBudget
 from eyas.drafters.base import Drafter
 from eyas.engine.block_manager import BlockManager
 from eyas.engine.graphs import FirstHalf, StepGraphs, first_half, second_half
@@ -17,7 +20,7 @@ from eyas.engine.sampler import Needs, raw_logprobs
 from eyas.engine.scheduler import Plan, Scheduler
 from eyas.engine.state import EngineState
 from eyas.engine.stats import EngineStats, PhaseClock
-from eyas.engine.step import StepModels
+from eyas.engine.step import StepModels, committed_logits
 from eyas.targets.base import Target
 
 
@@ -42,7 +45,9 @@ class Runner:
     ) -> None:
         device = target.device
         num_drafts = 0 if drafter is None else drafter.num_draft_tokens
-        lookahead = 2 * num_drafts + 1
+        depth = 0 if drafter is None else drafter.tree.depth
+        scratch_rows = 0 if drafter is None else drafter.tree.num_scratch_rows
+        lookahead = max(num_drafts + 1, depth + 1 + scratch_rows)
         draft_layout = None if drafter is None else drafter.kv_layout
         layouts = [target.decoder.kv_layout, *([draft_layout] if draft_layout is not None else [])]
         rows = max(max_num_seqs * (num_drafts + 1), prefill_budget)
@@ -71,6 +76,7 @@ class Runner:
         self.state = EngineState(
             max_num_seqs,
             num_draft_tokens=num_drafts,
+            tree=_tree_of(drafter, config),
             max_len=max_len,
             page_size=sizes.page_size,
             vocab_size=config.vocab_size,
@@ -88,7 +94,7 @@ class Runner:
             admit_together=admit_together,
         )
         self.stats = EngineStats()
-        self._post = Postprocessor(num_drafts, self.stats)
+        self._post = Postprocessor(depth, self.stats)
         self._clock = PhaseClock(self.stats, device)
         graphs = device.type == "cuda" and not enforce_eager
         self._graphs = StepGraphs(self.models, self.state) if graphs else None
@@ -184,8 +190,24 @@ class Runner:
     @staticmethod
     def _attach_logprobs(requests: list[Request], first: FirstHalf, num_top: int) -> None:
         """Read log-probabilities back for the requests that asked for them (a second transfer)."""
-        logprobs = raw_logprobs(first.verified.logits, first.accepted.tokens, num_top)
+        logits = committed_logits(first.verified, first.accepted)
+        logprobs = raw_logprobs(logits, first.accepted.tokens, num_top)
         chosen, ranks, top_ids, top = (tensor.tolist() for tensor in logprobs)
         for row, request in enumerate(requests):
             if request.params.logprobs is not None and request.error is None:
                 attach_logprobs(request, chosen[row], ranks[row], top_ids[row], top[row])
+
+
+def _tree_of(drafter: Drafter | None, config: TargetConfig) -> TreeBudget | None:
+    """The bounds of a drafter's trees, None for chains.
+
+    ConfigError where the target's window cannot hold a path.
+    """
+    if drafter is None or not isinstance(drafter.tree, TreeBudget):
+        return None
+    narrowest = min((window for window in config.windows or () if window is not None), default=None)
+    if narrowest is not None and narrowest <= drafter.tree.depth:
+        raise ConfigError(
+            f"tree {drafter.tree}: its depth must be below the target's sliding window of {narrowest} tokens"
+        )
+    return drafter.tree

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from eyas.core.tree_rows import TreeRows
 from eyas.engine.logits_processors import (
     add_bias,
     apply_temperature,
@@ -88,11 +89,14 @@ class Logprobs(NamedTuple):
     """float32 [B, R, n]"""
 
 
-def row_positions(position0: Tensor, num_rows: int) -> Tensor:
+def row_positions(position0: Tensor, num_rows: int, tree: TreeRows | None = None) -> Tensor:
     """Absolute position of the token that each row chooses, int64 [B, R].
 
-    Example: position0 [5, 9], 3 rows -> [[5, 6, 7], [9, 10, 11]].
+    Example: position0 [5, 9], 3 rows -> [[5, 6, 7], [9, 10, 11]]; in a tree of depths [[0, 1, 1], [0, 1, 2]]
+    [[5, 6, 6], [9, 10, 11]].
     """
+    if tree is not None:
+        return position0.unsqueeze(1) + tree.depths
     return position0.unsqueeze(1) + torch.arange(num_rows, device=position0.device)
 
 
@@ -103,14 +107,19 @@ def _shape(
     drafts: Tensor,
     position0: Tensor,
     history: Tensor,
+    tree: TreeRows | None,
 ) -> Tensor:
     """Bias, min-tokens and penalties: everything that also changes the argmax."""
     num_rows = logits.shape[1]
     rows = history[slots]
     num_prompt = state.num_prompt_tokens[slots]
-    num_output = row_positions(position0 - num_prompt, num_rows)
+    num_output = row_positions(position0 - num_prompt, num_rows, tree)
     in_prompt = token_counts(rows, torch.zeros_like(num_prompt), num_prompt, state.vocab_size) > 0
-    output_counts = count_drafts(token_counts(rows, num_prompt, position0, state.vocab_size), drafts)
+    output_counts = count_drafts(
+        token_counts(rows, num_prompt, position0, state.vocab_size),
+        drafts,
+        None if tree is None else tree.ancestor_bits,
+    )
     logits = add_bias(logits, state.bias_ids[slots], state.bias_values[slots].unsqueeze(1))
     logits = forbid_stops(logits, state.stop_ids[slots], num_output, state.min_tokens[slots])
     return penalize(
@@ -131,6 +140,7 @@ def process_logits(
     position0: Tensor,
     history: Tensor,
     needs: Needs,
+    tree: TreeRows | None = None,
 ) -> Tensor:
     """Apply every processor that the batch needs, in the order of core/sampling.
 
@@ -142,13 +152,14 @@ def process_logits(
         position0: int64 [B].
         history: int64 [S + 1, max_len], known tokens of every slot.
         needs: union of needs_of over the batch's requests.
+        tree: shapes of the drafts where they are trees, of R rows.
 
     Returns:
         float32 [B, R, V]. Up to a constant a row, the log of p; rows with temperature 0 are as if it were 1.
     """
     logits = logits.float()
     if needs & Needs.SHAPE:
-        logits = _shape(logits, state, slots, drafts, position0, history)
+        logits = _shape(logits, state, slots, drafts, position0, history, tree)
     if needs & Needs.SAMPLE:
         logits = apply_temperature(logits, state.temperature[slots])
     if needs & Needs.FILTER:
@@ -172,6 +183,7 @@ def choose(
     position0: Tensor,
     history: Tensor,
     needs: Needs,
+    tree: TreeRows | None = None,
 ) -> Choices:
     """Choose a token at every row: the argmax, or one draw keyed by (seed, position).
 
@@ -179,11 +191,11 @@ def choose(
     """
     if needs == Needs.GREEDY:
         return _argmax(logits)
-    processed = process_logits(logits, state, slots, drafts, position0, history, needs)
+    processed = process_logits(logits, state, slots, drafts, position0, history, needs, tree)
     choices = _argmax(processed)
     if not needs & Needs.SAMPLE:
         return choices
-    positions = row_positions(position0, logits.shape[1])
+    positions = row_positions(position0, logits.shape[1], tree)
     uniforms = uniform(state.seeds[slots].unsqueeze(1), positions, TARGET)
     drawn = draw(processed.softmax(-1), uniforms)
     sampled = (state.temperature[slots] > 0).unsqueeze(1)

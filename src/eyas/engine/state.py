@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from eyas.core.tree import TreeBudget
 from eyas.engine.request import Request
 from eyas.engine.sampler_state import SamplingState
 
@@ -28,6 +29,7 @@ class EngineState:
         num_slots: int,
         *,
         num_draft_tokens: int,
+        tree: TreeBudget | None = None,
         max_len: int,
         page_size: int,
         vocab_size: int,
@@ -37,9 +39,12 @@ class EngineState:
         rows, pages = num_slots + 1, -(-max_len // page_size)
         self.num_slots, self.max_len, self.page_size = num_slots, max_len, page_size
         self.num_draft_tokens, self.vocab_size = num_draft_tokens, vocab_size
+        self.tree = tree
         self.device = torch.device(device)
         self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
         self.drafts = torch.full((rows, num_draft_tokens), -1, dtype=torch.int64, device=device)
+        self.draft_parents: Tensor | None = torch.zeros_like(self.drafts) if tree is not None else None
+        """int64 [S + 1, N], core/batch.Draft.parents; None where drafts are chains."""
         self.draft_probs: Tensor | None = None
         """float32 [S + 1, K, V], the q of sampled drafts; made when the first such draft is committed."""
         self.length = torch.zeros(rows, dtype=torch.int64, device=device)

@@ -23,12 +23,7 @@ class Eagle3Drafter(HeadDrafter):
     @torch.no_grad()
     def propose(self, committed: Committed) -> Draft:
         """Guess K tokens; see eyas.drafters.base.Drafter."""
-        num_requests, rows = committed.tokens.shape
-        batch = self._batch(committed, committed.tokens, committed.start, committed.counts)
-        normed, feedback = self._forward(batch, self._fused(committed).flatten(0, 1))
-        device = committed.tokens.device
-        last = torch.arange(num_requests, device=device) * rows + committed.counts - 1
-        normed, feedback = normed[last], feedback[last]
+        normed, feedback = self._newest_row(committed)
         position, one = committed.start + committed.counts, torch.ones_like(committed.counts)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
@@ -41,3 +36,12 @@ class Eagle3Drafter(HeadDrafter):
             if q is not None:
                 probs.append(q)
         return Draft(torch.cat(tokens, dim=1), torch.cat(probs, dim=1) if probs else None)
+
+    def _newest_row(self, committed: Committed) -> tuple[Tensor, Tensor]:
+        """Forward 1: extend the cache by the accepted rows; (normed, feedback) [B, D] of the last of them."""
+        num_requests, rows = committed.tokens.shape
+        batch = self._batch(committed, committed.tokens, committed.start, committed.counts)
+        normed, feedback = self._forward(batch, self._fused(committed).flatten(0, 1))
+        device = committed.tokens.device
+        last = torch.arange(num_requests, device=device) * rows + committed.counts - 1
+        return normed[last], feedback[last]

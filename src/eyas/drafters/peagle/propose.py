@@ -51,8 +51,14 @@ class PEagleDrafter(HeadDrafter):
     @torch.no_grad()
     def propose(self, committed: Committed) -> Draft:
         """Guess K tokens; see eyas.drafters.base.Drafter."""
+        guesses, probs = self._choose(self._guess_rows(committed), committed, 0)
+        return Draft(guesses, probs)
+
+    def _guess_rows(self, committed: Committed) -> Tensor:
+        """The forward: normed rows [B, K, D], of which row k guesses depth k + 1 (K the depth of a tree)."""
         num_requests, rows = committed.tokens.shape
-        extra = self.num_draft_tokens - 1
+        num_guesses = self.tree.depth
+        extra = num_guesses - 1
         fused, tokens = self._fused(committed), committed.tokens
         mask_rows = fused.new_zeros(num_requests, extra, fused.shape[-1])
         fused, tokens = (
@@ -66,9 +72,7 @@ class PEagleDrafter(HeadDrafter):
         batch = self._batch(committed, tokens, committed.start, committed.counts + extra)
         normed, _ = self._forward(batch, hidden.flatten(0, 1))
         first = torch.arange(num_requests, device=tokens.device) * (rows + extra) + committed.counts - 1
-        wanted = first[:, None] + torch.arange(self.num_draft_tokens, device=tokens.device)
-        guesses, probs = self._choose(normed[wanted], committed, 0)
-        return Draft(guesses, probs)
+        return normed[first[:, None] + torch.arange(num_guesses, device=tokens.device)]
 
     @torch.no_grad()
     def _mask_hidden(self) -> Tensor:
