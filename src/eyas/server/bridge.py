@@ -5,8 +5,8 @@ Commands go in by a queue and are taken between two steps; pieces of output come
 the engine steps, and whatever the loop decides (a client hung up) takes effect before the next step.
 
 A step that raises ends every request that was live with an error, since nobody can say whose fault it was;
-the engine goes on. If it then cannot even tidy up, or fails twice without a good step between, it is dead:
-`dead` says why, requests are refused, and `on_death` is called on the loop.
+the engine goes on. If it cannot even tidy up, or fails MAX_FAILURES times without a good decode step between,
+it is dead: `dead` says why, requests are refused, and `on_death` is called on the loop.
 """
 
 import asyncio
@@ -26,6 +26,8 @@ from eyas.engine.results import Decode
 from eyas.server.errors import ApiError
 
 log = logging.getLogger("eyas.server")
+
+MAX_FAILURES = 3
 
 Command = Callable[[], None]
 
@@ -173,20 +175,23 @@ class Bridge:
         failures, busy = 0, False
         try:
             while self._commands(wait=not busy):
+                decoded = self.llm.stats.steps
                 try:
                     busy = self.llm.step()
-                    failures = 0
                 except Exception as error:
                     log.exception("a step failed")
                     failures += 1
-                    self._fail_all(f"the engine failed: {error}")
-                    if failures > 1:
+                    if failures == MAX_FAILURES:
                         raise
-                    busy = False
+                    self._fail_all(f"the engine failed: {error}")
+                    busy = self.llm.step()  # of nothing: if not even that works, it is over
+                else:
+                    if self.llm.stats.steps > decoded:
+                        failures = 0
                 self._send()
         except Exception as error:
             log.exception("the engine has stopped")
-            self._fail_all(str(error), abort=False)
+            self._feeds.clear()
             reason = f"{type(error).__name__}: {error}"
             self._tell(lambda: self._die(reason))
 
@@ -211,11 +216,10 @@ class Bridge:
                 del self._feeds[request_id]
         self._tell(lambda: self._deliver(batch, load))
 
-    def _fail_all(self, message: str, *, abort: bool = True) -> None:
+    def _fail_all(self, message: str) -> None:
         batch = []
         for request_id in self._feeds:
-            if abort:
-                self.llm.abort(request_id)
+            self.llm.abort(request_id)
             batch.append((request_id, _failure(0, message)))
         self._feeds.clear()
         self._tell(lambda: self._deliver(batch, None))
