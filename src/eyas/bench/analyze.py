@@ -70,7 +70,9 @@ def summarize(
         for turn in sorted({s.round for s in samples})
     ]
     steps = sum(s.steps for s in samples)
-    accepted = [sum(s.accepted_by_depth[i] for s in samples) for i in range(num_draft_tokens)]
+    # As many depths as K, fewer in a tree.
+    depth = max((len(s.accepted_by_depth) for s in samples), default=0)
+    accepted = [sum(s.accepted_by_depth[i] for s in samples) for i in range(depth)]
     engine_steps = max(1, sum(s.batch_steps for s in samples))
     answers, same = _identical(samples, plain)
     return MethodResult(

@@ -18,6 +18,7 @@ from eyas.bench.analyze import MethodResult, Sample, best_per_spec, summarize
 from eyas.bench.conversations import batches, encode_chat, token_pieces
 from eyas.bench.workload import Prompt
 from eyas.core.errors import ConfigError
+from eyas.core.tree import TreeBudget
 
 if TYPE_CHECKING:
     from eyas.core.outputs import RequestOutput
@@ -30,11 +31,12 @@ WARMUP_TOKENS = 12
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One row of the comparison: a drafter (None for plain decoding) and its K."""
+    """One row of the comparison: a drafter (None for plain decoding) and its K, or its tree."""
 
     name: str
     spec: str | None
     num_draft_tokens: int
+    tree: TreeBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,10 @@ class Comparison:
     answers: dict[str, Answer]
 
 
-def plan_methods(heads: Sequence[str], also: Sequence[str], ks: Sequence[int]) -> list[Method]:
-    """Return plain decoding, then every drafter at every K.
+def plan_methods(
+    heads: Sequence[str], also: Sequence[str], ks: Sequence[int], trees: Sequence[TreeBudget] = ()
+) -> list[Method]:
+    """Return plain decoding, then every drafter at every K, and every head with every tree.
 
     A row is named after the head's folder, or after the whole path where two folders have the same name.
     """
@@ -92,6 +96,11 @@ def plan_methods(heads: Sequence[str], also: Sequence[str], ks: Sequence[int]) -
         Method(f"{label} K={k}", spec, k)
         for label, spec in zip(labels, specs, strict=True)
         for k in dict.fromkeys(ks)
+    ]
+    rows += [
+        Method(f"{label} tree {tree}", spec, tree.num_draft_tokens, tree)
+        for label, spec in zip(labels, specs, strict=True)
+        for tree in dict.fromkeys(trees if spec in heads else ())
     ]
     return [Method(PLAIN, None, 0), *rows]
 
@@ -158,7 +167,8 @@ def _engines(
         engines[method.name] = LLM(
             target,
             method.spec,
-            num_draft_tokens=method.num_draft_tokens or None,
+            num_draft_tokens=None if method.tree is not None else method.num_draft_tokens or None,
+            tree=method.tree,
             max_model_len=max_len,
             max_num_seqs=options.batch,
         )

@@ -36,6 +36,9 @@ def command(
     also: Annotated[list[str] | None, typer.Option(help="Other drafters: prompt_lookup, small:PATH.")] = None,
     prompts: Annotated[str, typer.Option(help="JSONL file, or 'builtin'.")] = "builtin",
     k: Annotated[str, typer.Option("--num-draft-tokens", "-k", help="One K or several: 3,5,7.")] = "3,5,7",
+    tree: Annotated[
+        str, typer.Option(help="Heads with trees as well: DEPTHxTOP_KxNODES, several: 3x2x6,5x4x24.")
+    ] = "",
     num_prompts: Annotated[int | None, typer.Option(help="Take so many, evenly spaced.")] = None,
     turns: Annotated[int, typer.Option(min=1, help="Turns of each conversation to answer.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 128,
@@ -43,7 +46,8 @@ def command(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     rounds: Annotated[int, typer.Option(min=1, help="Times that everything is measured.")] = 3,
     time_limit: Annotated[
-        float | None, typer.Option(min=0.0, help="Seconds; leave out rounds that would end later, never the first.")
+        float | None,
+        typer.Option(min=0.0, help="Seconds; leave out rounds that would end later, never the first."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
     dtype: Annotated[
@@ -62,9 +66,11 @@ def command(
     from eyas.bench.records import append_record, check_record, provenance
     from eyas.bench.workload import read_prompts
     from eyas.cli.compare_view import show
+    from eyas.core.tree import TreeBudget
     from eyas.targets.load import load_target
 
-    methods = plan_methods(heads or [], also or [], _parse_ks(k))
+    trees = [TreeBudget.parse(part) for part in tree.split(",") if part.strip()]
+    methods = plan_methods(heads or [], also or [], _parse_ks(k), trees)
     chosen = read_prompts(prompts, num_prompts)
     options = CompareOptions(
         max_tokens=max_tokens,

@@ -113,7 +113,7 @@ def _depth_table(rows: "list[MethodResult]") -> "Table":
     from rich import box
     from rich.table import Table
 
-    depth = max((row.num_draft_tokens for row in rows), default=0)
+    depth = max((len(row.acceptance_by_depth) for row in rows), default=0)
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("accepted at depth", no_wrap=True)
     for i in range(1, depth + 1):

@@ -16,6 +16,9 @@ def command(
     ],
     drafter: Annotated[str | None, typer.Option(help="A head folder, prompt_lookup, or small:PATH.")] = None,
     k: Annotated[int | None, typer.Option("--num-draft-tokens", "-k", min=1, help="Drafts per step.")] = None,
+    tree: Annotated[
+        str | None, typer.Option(help="Draft trees: DEPTHxTOP_KxNODES, such as 5x4x24. Heads only.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=1)] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option()] = 1.0,
@@ -45,7 +48,7 @@ def command(
         stop=tuple(stop or ()),
     )
     loaded = load_target(target, **console.device_and_dtype(device, dtype))
-    llm = LLM(loaded, drafter, num_draft_tokens=k, max_num_seqs=1)
+    llm = LLM(loaded, drafter, num_draft_tokens=k, tree=tree, max_num_seqs=1)
     text = sys.stdin.read() if prompt == "-" else prompt
     ids = _encode(loaded.tokenizer, text, raw=raw)
     output = None

@@ -16,6 +16,9 @@ def command(
         str | None, typer.Option("--head", "--drafter", help="A head folder, prompt_lookup, or small:PATH.")
     ] = None,
     k: Annotated[int | None, typer.Option("--num-draft-tokens", "-k", min=1, help="Drafts per step.")] = None,
+    tree: Annotated[
+        str | None, typer.Option(help="Draft trees: DEPTHxTOP_KxNODES, such as 5x4x24. Heads only.")
+    ] = None,
     host: Annotated[
         str, typer.Option(help="127.0.0.1 is seen from this machine only; 0.0.0.0 from everywhere.")
     ] = "127.0.0.1",
@@ -72,6 +75,7 @@ def command(
         loaded,
         head,
         num_draft_tokens=k,
+        tree=tree,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         num_pages=num_pages,

@@ -20,6 +20,9 @@ def command(
     ],
     drafter: Annotated[str, typer.Option(help="Head folder, prompt_lookup, or small:PATH.")],
     k: Annotated[str, typer.Option("--num-draft-tokens", "-k", help="One K or several: 1,3,7,15.")] = "3,7",
+    tree: Annotated[
+        str, typer.Option(help="Trees to check as well: DEPTHxTOP_KxNODES, several: 3x2x6,5x4x24.")
+    ] = "",
     batches: Annotated[str, typer.Option(help="Batch sizes of the equality checks.")] = "1,4",
     temperatures: Annotated[str, typer.Option(help="Besides 0, which is always checked.")] = "1.0",
     prompts: Annotated[str, typer.Option(help="JSONL file, or 'builtin'.")] = "builtin",
@@ -48,11 +51,13 @@ def command(
     """
     from eyas.bench.conversations import encode_chat
     from eyas.bench.workload import read_prompts
+    from eyas.core.tree import TreeBudget
     from eyas.engine.verify_check import CheckOptions, check_lossless, num_checks
     from eyas.targets.load import load_target
 
     options = CheckOptions(
         num_draft_tokens=tuple(_numbers("--num-draft-tokens", k, int)),
+        trees=tuple(TreeBudget.parse(part) for part in tree.split(",") if part.strip()),
         batch_sizes=tuple(_numbers("--batches", batches, int)),
         temperatures=tuple(_numbers("--temperatures", temperatures, float)),
         num_tokens=max_tokens,
@@ -103,7 +108,7 @@ def _show(report: "LosslessReport") -> None:
         table.add_row(
             check.kind,
             f"{check.temperature:g}",
-            str(check.num_draft_tokens),
+            check.tree or str(check.num_draft_tokens),
             f"{check.acceptance_length:.2f}",
             check.detail.replace("[", r"\["),
             verdict,

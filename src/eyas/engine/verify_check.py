@@ -18,18 +18,20 @@ ties are counted in the report.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from eyas.core.errors import ConfigError
 from eyas.core.sampling import SamplingParams
+from eyas.core.tree import TreeBudget
 from eyas.drafters.base import Drafter
 from eyas.engine.exact import cell_of, rounding_distance, token_tree
 from eyas.engine.llm import LLM
 from eyas.targets.base import Target
 from eyas.verify.chi_square import chi_square
 
-DrafterSpec = str | Path | Callable[[int], Drafter]
+DrafterSpec = str | Path | Callable[[Any], Drafter]
 """What LLM takes as drafter, or a function that builds one for K."""
 
 ROUNDING = {torch.float32: (1e-3, 1e-3), torch.float64: (1e-9, 1e-9)}
@@ -55,6 +57,8 @@ class Check:
     acceptance_length: float
     tokens: int = 0
     """Output tokens compared (greedy, seeded) or outputs drawn (distribution)."""
+    tree: str | None = None
+    """As TreeBudget.parse reads it; None for chains."""
     near_ties: int = 0
     """Outputs that part at a tie within rounding."""
     different: int = 0
@@ -87,6 +91,8 @@ class CheckOptions:
     """How much is tried."""
 
     num_draft_tokens: tuple[int, ...] = (1, 3, 7)
+    trees: tuple[TreeBudget, ...] = ()
+    """Trees to be checked as well; heads only."""
     batch_sizes: tuple[int, ...] = (1, 4)
     temperatures: tuple[float, ...] = (1.0,)
     num_tokens: int = 48
@@ -116,8 +122,8 @@ class CheckOptions:
         for name, good, rule in rules:
             if not good:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is out of range: it must be {rule}")
-        if not self.num_draft_tokens or not self.batch_sizes:
-            raise ConfigError("num_draft_tokens and batch_sizes need at least one value each")
+        if not (self.num_draft_tokens or self.trees) or not self.batch_sizes:
+            raise ConfigError("num_draft_tokens (or trees) and batch_sizes need at least one value each")
 
 
 def check_lossless(
@@ -132,7 +138,7 @@ def check_lossless(
 
     Args:
         target: loaded target; all engines share its weights.
-        drafter: spec, or a function from K to a Drafter.
+        drafter: spec, or a function from K (or a TreeBudget, where options name trees) to a Drafter.
         prompts_ids: token ids of the prompts; the distribution checks use the end of the first one.
         options: how much is tried.
         progress: called after every check.
@@ -158,7 +164,9 @@ def num_checks(options: CheckOptions) -> int:
     """How many checks `check_lossless` will make."""
     num_temperatures = len(options.temperatures)
     equality = 1 if options.sample_drafts else 1 + num_temperatures
-    return len(options.num_draft_tokens) * equality + (num_temperatures if options.samples else 0)
+    num_shapes = len(options.num_draft_tokens) + len(options.trees)
+    num_distributions = bool(options.num_draft_tokens) + len(options.trees)
+    return num_shapes * equality + (num_temperatures * num_distributions if options.samples else 0)
 
 
 def _distribution_drafts(options: CheckOptions) -> int:
@@ -170,7 +178,9 @@ def _checks(
     target: Target, drafter: DrafterSpec, prompts: list[list[int]], options: CheckOptions
 ) -> Iterator[Check]:
     size = max(options.batch_sizes)
-    longest = max(map(len, prompts)) + options.num_tokens + max(options.num_draft_tokens) + 1
+    shapes: list[int | TreeBudget] = [*options.num_draft_tokens, *options.trees]
+    most = max([*options.num_draft_tokens, *(tree.num_draft_tokens for tree in options.trees)])
+    longest = max(map(len, prompts)) + options.num_tokens + most + 1
     limit = min(target.config.max_position_embeddings, max(longest, 64))
     seats = max(size, min(options.samples, 64), 1)
     plain = LLM(target, max_num_seqs=size, max_model_len=limit)
@@ -187,21 +197,23 @@ def _checks(
         for temperature in options.temperatures
         if options.samples
     }
-    for num_drafts in options.num_draft_tokens:
+    for shape in shapes:
         if isinstance(drafter, str | Path):
             llm = LLM(
                 target,
                 drafter,
-                num_draft_tokens=num_drafts,
+                num_draft_tokens=shape if isinstance(shape, int) else None,
+                tree=shape if isinstance(shape, TreeBudget) else None,
                 sample_drafts=options.sample_drafts,
                 max_num_seqs=seats,
                 max_model_len=limit,
             )
         else:
-            llm = LLM(target, drafter(num_drafts), max_num_seqs=seats, max_model_len=limit)
+            llm = LLM(target, drafter(shape), max_num_seqs=seats, max_model_len=limit)
         for temperature, outputs in expected.items():
             yield _equality(llm, prompts, outputs, temperature, options)
-        for temperature, tree in trees.items() if num_drafts == _distribution_drafts(options) else ():
+        distribution = isinstance(shape, TreeBudget) or shape == _distribution_drafts(options)
+        for temperature, tree in trees.items() if distribution else ():
             yield _distribution(llm, short, tree, temperature, options)
         del llm  # its caches, before the next one takes its share of the memory
 
@@ -260,6 +272,7 @@ def _equality(
     return Check(
         kind="seeded" if temperature > 0 else "greedy",
         num_draft_tokens=llm.num_draft_tokens,
+        tree=_tree_name(llm),
         temperature=temperature,
         passed=different == 0,
         detail=detail,
@@ -268,6 +281,11 @@ def _equality(
         near_ties=near_ties,
         different=different,
     )
+
+
+def _tree_name(llm: LLM) -> str | None:
+    tree = None if llm.drafter is None else llm.drafter.tree
+    return str(tree) if isinstance(tree, TreeBudget) else None
 
 
 def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
@@ -313,6 +331,7 @@ def _distribution(
     return Check(
         kind="distribution",
         num_draft_tokens=llm.num_draft_tokens,
+        tree=_tree_name(llm),
         temperature=temperature,
         passed=passed,
         detail=detail,
