@@ -66,7 +66,9 @@ def regenerate(
     as_json: Json = False,
 ) -> None:
     """Let the target answer prompts itself: the data that a head is trained on."""
-    from eyas.core.errors import ConfigError
+    from dataclasses import replace
+
+    from eyas.core.errors import ConfigError, DataError
     from eyas.data.build import build_store
     from eyas.data.files import sha256_file
     from eyas.data.regenerate import IdAnswerer, RegenerateConfig
@@ -115,12 +117,19 @@ def regenerate(
             admit_together=max(1, seqs // 16) if on_cuda else 1,
         )
         answerer = IdAnswerer(template, llm.iterate_ids)
+        # Whatever the engine could not take is left out as too long, not refused halfway.
+        config = replace(config, max_prompt_tokens=min(max_prompt_tokens, llm.max_model_len - 1))
     else:
         raise ConfigError(
             "give --target to answer with the engine here, or --endpoint for a server that does"
         )
     with _progress("answering", len(todo)) as report:
         manifest = answer(todo, answerer, out, config, about=about, progress=report)
+    if not manifest["num_conversations"]:
+        raise DataError(
+            f"{prompts}: none of {len(todo)} prompts was answered; longer ones than --max-prompt-tokens "
+            f"{config.max_prompt_tokens} are left out, empty answers too"
+        )
     result = {"answers": manifest, "store": None}
     if store and loaded is not None:
         result["store"] = build_store(
@@ -179,7 +188,13 @@ def show(
     data = TokenStore.load(store)
     if index >= data.num_documents:
         raise DataError(f"{store}: has {data.num_documents} documents, there is no document {index}")
-    tokenizer = load_target(target, pack=False).tokenizer
+    loaded = load_target(target, pack=False)
+    if data.manifest["vocab_size"] != loaded.config.vocab_size:
+        raise DataError(
+            f"{store}: made for a vocabulary of {data.manifest['vocab_size']}, "
+            f"the target has {loaded.config.vocab_size}"
+        )
+    tokenizer = loaded.tokenizer
     documents: list[dict[str, Any]] = []
     for number in range(index, min(index + count, data.num_documents)):
         ids, spans = data.document(number)
@@ -221,7 +236,7 @@ def count(
     data = TokenStore.load(store)
     counts = count_tokens(data)
     vocab_size = counts.all.size
-    wanted = [int(size) for size in sizes.split(",") if int(size) <= vocab_size]
+    wanted = _sizes(sizes, vocab_size)
     table = [{"draft_vocab_size": size, "coverage": draft_vocabulary(counts, size)[1]} for size in wanted]
     result = {
         "vocab_size": vocab_size,
@@ -240,6 +255,21 @@ def count(
     )
     for row in table:
         out.print(f"  {row['draft_vocab_size']:>7,} ids cover {100 * row['coverage']:.2f} %")
+
+
+def _sizes(text: str, vocab_size: int) -> list[int]:
+    """Draft vocabulary sizes of at most the vocabulary's."""
+    from eyas.core.errors import ConfigError
+
+    try:
+        sizes = [int(size) for size in text.split(",")]
+    except ValueError:
+        sizes = [0]
+    if min(sizes) < 1:
+        raise ConfigError(
+            f"--sizes {text!r}: write positive whole numbers with commas between, as in 8192,16384"
+        )
+    return [size for size in sizes if size <= vocab_size]
 
 
 def _pieces(tokenizer: Any, ids: list[int], spans: list[tuple[int, int]]) -> list[dict[str, Any]]:
@@ -276,7 +306,7 @@ def _template_options(pairs: list[str] | None) -> dict[str, Any]:
             options[name] = json.loads(value)
         except ValueError:
             equals = ""
-        if not equals:
+        if not equals or not name:
             raise ConfigError(f"--template-option {pair!r}: write name=JSON, as in enable_thinking=false")
     return options
 
@@ -288,8 +318,11 @@ def _temperatures(text: str) -> dict[float, float]:
         pairs = {float(t): float(share) for t, share in (item.split(":") for item in text.split(","))}
     except ValueError as error:
         raise ConfigError(f"--temperatures {text!r}: write temperature:share, as in 0:0.7,0.7:0.3") from error
-    if min(pairs) < 0 or min(pairs.values()) < 0 or sum(pairs.values()) <= 0:
-        raise ConfigError(f"--temperatures {text!r}: temperatures and shares must not be negative")
+    # Comparisons with NaN are false, so it is refused with the rest.
+    if not all(0 <= t <= 100 for t in pairs) or not all(0 <= share <= 1e6 for share in pairs.values()):
+        raise ConfigError(f"--temperatures {text!r}: temperatures go from 0 to 100, shares from 0 on")
+    if sum(pairs.values()) == 0:
+        raise ConfigError(f"--temperatures {text!r}: no temperature has a share")
     return pairs
 
 

@@ -152,7 +152,9 @@ def _read(text: Text, key: str, source: Source) -> Any:
     try:
         return parse_yaml(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{source(key)}: {key}: {str(text)!r} is not a YAML value: {error}") from error
+        raise ConfigError(
+            f"{source(key)}: {key}: {str(text)!r} is not a YAML value: {' '.join(str(error).split())}"
+        ) from error
 
 
 def _wrong(expected: str, value: Any, key: str, source: Source, hint: str = "") -> ConfigError:

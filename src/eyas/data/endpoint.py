@@ -72,6 +72,8 @@ class EndpointAnswerer:
             count = int((reply.get("usage") or {}).get("completion_tokens", 0))
         except (KeyError, IndexError, TypeError) as error:
             raise DataError(f"{url}: not a chat completion: {json.dumps(reply)[:300]}") from error
+        if not isinstance(text, str):
+            raise DataError(f"{url}: the answer is no text: {json.dumps(reply)[:300]}")
         return text, choice.get("finish_reason") or "stop", count or len(text.split())
 
     def _post(self, url: str, body: dict[str, Any]) -> dict[str, Any]:

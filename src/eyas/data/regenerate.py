@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from eyas.core.errors import DataError
 from eyas.core.sampling import SamplingParams
-from eyas.data.files import key_of, read_manifest, sha256_json, write_bytes, write_json
+from eyas.data.files import key_of, make_folder, read_manifest, sha256_json, write_bytes, write_json
 from eyas.data.sources import Message, Prompt, read_lines
 from eyas.data.template import ChatTemplate, Span
 
@@ -144,10 +144,10 @@ def regenerate(
                     turn = len(dialog.finish_reasons) + 1
                     dialog.finish_reasons.append(reason)
                     dialog.messages.append({"role": "assistant", "content": text})
-                    if count and text.strip() and turn < len(dialog.prompt.turns):
+                    if count and text.strip() and reason != "error" and turn < len(dialog.prompt.turns):
                         dialog.messages.append({"role": "user", "content": dialog.prompt.turns[turn]})
                         active.append(dialog)
-                    elif text.strip():
+                    elif text.strip() and reason != "error":
                         writer.add(dialog)
                         finished += 1
                     else:
@@ -184,7 +184,7 @@ class _ShardWriter:
     """Buffers finished dialogs and moves whole shards into place; knows which ids are done."""
 
     def __init__(self, out: Path, config: RegenerateConfig, about: dict[str, Any]) -> None:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         self.out, self.shard_size = out, config.shard_size
         settings = {k: v for k, v in asdict(config).items() if k not in ("shard_size", "window")}
         settings["temperatures"] = [list(pair) for pair in config.temperatures.items()]
@@ -206,8 +206,13 @@ class _ShardWriter:
         self.counts = {"num_conversations": 0, "num_answers": 0, "num_answer_tokens": 0, "num_tokens": 0}
         self.shards = sorted(out.glob("shard-*.jsonl"))
         for shard in self.shards:
-            for _, record in read_lines(shard):
-                self._count(record)
+            for number, record in read_lines(shard):
+                try:
+                    self._count(record)
+                except (KeyError, TypeError, ValueError) as error:
+                    raise DataError(
+                        f"{shard}:{number}: no record of this run ({error!r}); remove it"
+                    ) from None
         self.buffer: list[dict[str, Any]] = []
 
     def _count(self, record: dict[str, Any]) -> None:

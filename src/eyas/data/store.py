@@ -21,7 +21,15 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from eyas.core.errors import DataError
-from eyas.data.files import key_of, read_manifest, sha256_file, sha256_json, write_bytes, write_json
+from eyas.data.files import (
+    key_of,
+    make_folder,
+    read_manifest,
+    sha256_file,
+    sha256_json,
+    write_bytes,
+    write_json,
+)
 from eyas.data.template import Span, check_spans
 
 FORMAT = "eyas-token-store"
@@ -69,6 +77,8 @@ class TokenStore:
     def load(cls, folder: Path) -> "TokenStore":
         """Read a store; raises DataError where a shard is missing or does not have the recorded hash."""
         manifest = read_manifest(folder / "manifest.json", FORMAT)
+        if manifest.get("hash") != sha256_json({k: v for k, v in manifest.items() if k != "hash"}):
+            raise DataError(f"{folder / 'manifest.json'}: damaged or edited by hand; build the store again")
         parts: dict[str, list[NDArray[Any]]] = {}
         for shard in manifest["shards"]:
             path = folder / shard["name"]
@@ -103,7 +113,9 @@ class StoreWriter:
     def __init__(
         self, folder: Path, *, vocab_size: int, meta: dict[str, Any], shard_bytes: int = SHARD_BYTES
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
+        if (folder / "manifest.json").exists():
+            read_manifest(folder / "manifest.json", FORMAT)  # only a store may be replaced
         for old in (folder / "manifest.json", *folder.glob("shard-*.safetensors")):
             old.unlink(missing_ok=True)
         self.folder, self.vocab_size, self.meta, self.shard_bytes = folder, vocab_size, meta, shard_bytes

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -90,7 +91,13 @@ def load_checkpoint(
     identity: dict[str, Any],
 ) -> RunState:
     """Restore everything in place; raises ConfigError naming what differs if it is of another run."""
-    stored = json.loads((place / "state.json").read_text(encoding="utf-8"))
+    try:
+        stored = json.loads((place / "state.json").read_text(encoding="utf-8"))
+        tensors, moments = load_file(place / "model.safetensors"), load_file(place / "optimizer.safetensors")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(
+            f"{place}: damaged checkpoint ({error}); remove this folder to go on from the one before it"
+        ) from None
     if stored["identity"] != identity:
         changed = sorted(key for key in identity if stored["identity"].get(key) != identity[key])
         raise ConfigError(
@@ -98,7 +105,6 @@ def load_checkpoint(
             "head.warm_start to begin anew from a head"
         )
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    tensors, moments = load_file(place / "model.safetensors"), load_file(place / "optimizer.safetensors")
     with torch.no_grad():
         for number, (name, parameter) in enumerate(parameters.items()):
             parameter.copy_(tensors[name])

@@ -3,11 +3,15 @@
 eyas train recipes/train/smollm2-135m-eagle3.yaml data.store=answers/store optim.lr=5e-4
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from eyas.core.errors import ConfigError
 from eyas.training.losses import LossKind
+
+MAX_DEPTHS = 64
+"""Steps or depths that a head may be trained for; memory grows with them."""
 
 
 def _require(name: str, value: Any, good: bool, rule: str) -> None:
@@ -37,7 +41,8 @@ class DataSection:
     """Share of documents kept for validation, by the hash of their ids."""
 
     def __post_init__(self) -> None:
-        _require("seq_len", self.seq_len, self.seq_len >= 8, "at least 8")
+        _require("store", self.store, bool(self.store), "the folder of a token store")
+        _require("seq_len", self.seq_len, 8 <= self.seq_len <= 2**20, "from 8 to 1048576")
         _require("held_out", self.held_out, 0.0 <= self.held_out < 1.0, "a share in [0, 1)")
 
 
@@ -69,6 +74,15 @@ class HeadSection:
     """Folder of a head to go on from; its vocabulary map, flags and mask token are kept. A peagle head may
     begin from an eagle3 head: it takes all of its weights, and its further layers start as identities."""
 
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "draft_vocab_size", "intermediate_size"):
+            size = getattr(self, name)
+            _require(name, size, size is None or size >= 1, "at least 1, or left out")
+        _require("aux_layers", self.aux_layers, self.aux_layers != (), "at least one layer, or left out")
+        _require("init_std", self.init_std, self.init_std > 0, "positive")
+        _require("final_norm_scale", self.final_norm_scale, self.final_norm_scale > 0, "positive")
+        _require("warm_start", self.warm_start, self.warm_start != "", "a head's folder, or left out")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Section:
@@ -81,7 +95,8 @@ class Eagle3Section:
     depth_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        _require("ttt_steps", self.ttt_steps, self.ttt_steps >= 1, "at least 1")
+        _require("ttt_steps", self.ttt_steps, 1 <= self.ttt_steps <= MAX_DEPTHS, f"1 to {MAX_DEPTHS}")
+        _require("decay", self.decay, self.decay > 0, "positive")
         if self.depth_weights is not None:
             _require(
                 "depth_weights", self.depth_weights, len(self.depth_weights) == self.ttt_steps, "one a step"
@@ -101,7 +116,7 @@ class PEagleSection:
     depth_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        _require("num_depths", self.num_depths, self.num_depths >= 1, "at least 1")
+        _require("num_depths", self.num_depths, 1 <= self.num_depths <= MAX_DEPTHS, f"1 to {MAX_DEPTHS}")
         _require("retention", self.retention, 0.0 < self.retention <= 1.0, "in (0, 1]")
         _require("min_retention", self.min_retention, 0.0 <= self.min_retention <= 1.0, "in [0, 1]")
         if self.depth_weights is not None:
@@ -119,6 +134,9 @@ class LossSection:
     """What becomes of slots whose teacher argmax is outside the draft vocabulary."""
     chunk: int = 4096
     """Slots whose logits are held at a time."""
+
+    def __post_init__(self) -> None:
+        _require("chunk", self.chunk, self.chunk >= 1, "at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +158,11 @@ class OptimSection:
 
     def __post_init__(self) -> None:
         _require("lr", self.lr, self.lr > 0, "positive")
+        _require("betas", self.betas, all(0.0 <= beta < 1.0 for beta in self.betas), "two numbers in [0, 1)")
+        _require("eps", self.eps, self.eps > 0, "positive")
+        _require("weight_decay", self.weight_decay, self.weight_decay >= 0, "0 or more")
+        _require("clip", self.clip, self.clip > 0, "positive: the largest norm of a gradient")
+        _require("final_lr", self.final_lr, 0.0 <= self.final_lr <= 1.0, "a share of lr, in [0, 1]")
         _require("warmup", self.warmup, 0.0 <= self.warmup < 1.0, "a share in [0, 1)")
         _require("ema", self.ema, self.ema is None or 0.0 < self.ema < 1.0, "None or in (0, 1)")
 
@@ -179,9 +202,15 @@ class RunSection:
     tensorboard: bool = True
 
     def __post_init__(self) -> None:
-        _require("batch_rows", self.batch_rows, self.batch_rows >= 1, "at least 1")
-        _require("accumulation", self.accumulation, self.accumulation >= 1, "at least 1")
-        _require("log_every", self.log_every, self.log_every >= 1, "at least 1")
+        _require("out", self.out, bool(self.out), "the folder of the head")
+        _require("seed", self.seed, 0 <= self.seed < 2**63, "from 0 to 2^63 - 1")
+        for name in ("batch_rows", "accumulation", "log_every", "validate_rows", "keep_checkpoints"):
+            _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        for name in ("validate_every", "checkpoint_every"):
+            _require(name, getattr(self, name), getattr(self, name) >= 0, "0 (off) or a count of steps")
+        for name in ("epochs", "max_steps", "max_minutes"):
+            limit = getattr(self, name)
+            _require(name, limit, limit is None or 0 < limit < math.inf, "positive, or left out")
         limits = (self.epochs, self.max_steps, self.max_minutes)
         if all(limit is None for limit in limits):
             raise ConfigError("epochs, max_steps or max_minutes is needed, else the run never ends")
@@ -203,6 +232,10 @@ class DecodingSection:
     num_draft_tokens: int = 7
     max_new_tokens: int = 256
 
+    def __post_init__(self) -> None:
+        for name in ("limit", "num_draft_tokens", "max_new_tokens"):
+            _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
@@ -216,3 +249,15 @@ class TrainConfig:
     loss: LossSection = field(default_factory=LossSection)
     optim: OptimSection = field(default_factory=OptimSection)
     decoding: DecodingSection = field(default_factory=DecodingSection)
+
+    def __post_init__(self) -> None:
+        mask = self.head.mask_token_id
+        peagle = isinstance(self.objective, PEagleSection)
+        _require("head.mask_token_id", mask, peagle or mask is None, "left out: only peagle has a mask token")
+        if isinstance(self.objective, PEagleSection):
+            _require(
+                "objective.num_depths",
+                self.objective.num_depths,
+                self.objective.num_depths < self.data.seq_len,
+                f"below data.seq_len={self.data.seq_len}",
+            )

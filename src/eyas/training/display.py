@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, Protocol
 
+from eyas.data.files import make_folder
 from eyas.training.config import TrainConfig
 
 
@@ -27,7 +28,7 @@ class Log:
     """Appends records to out/training_log.jsonl and tensorboard."""
 
     def __init__(self, out: Path, config: TrainConfig, *, after_step: int) -> None:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         self.path = out / "training_log.jsonl"
         self._drop_after(after_step)
         self.writer: Any = None

@@ -239,3 +239,24 @@ def test_a_store_of_regenerated_answers_has_the_exact_ids(tmp_path, tokenizer):
     for index in range(store.num_documents):
         ids, spans = store.document(index)
         assert wanted[tuple(ids)] == spans
+
+
+def test_requests_that_fail_give_no_training_data(tmp_path, tokenizer):
+    def generate(prompts, params):
+        for index, ids, reason in echo(tokenizer)(prompts, params):
+            yield index, ids, "error" if index == 1 else reason
+
+    manifest = run(tmp_path, tokenizer, generate, window=99)
+    assert manifest["num_skipped"] >= 1
+    assert "p1" not in records(tmp_path)
+    assert all("error" not in record["finish_reasons"] for record in records(tmp_path).values())
+
+
+def test_shards_and_folders_that_are_none(tmp_path, tokenizer):
+    run(tmp_path / "a", tokenizer, echo(tokenizer))
+    (tmp_path / "a" / "shard-00001.jsonl").write_text('{"x": 1}\n')
+    with pytest.raises(DataError, match=r"shard-00001\.jsonl:1: no record of this run"):
+        run(tmp_path / "a", tokenizer, echo(tokenizer))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be made a folder"):
+        run(tmp_path / "file", tokenizer, echo(tokenizer))

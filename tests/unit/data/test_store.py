@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 
@@ -94,3 +96,26 @@ def test_counts_and_the_mask_token(tmp_path):
     # Rows of the table that the tokenizer cannot produce come first.
     wide = TokenCounts(np.append(counts.all, [0]), np.append(counts.supervised, [0]))
     assert choose_mask_token(wide, tokenizer, template_ids=used, wanted=None) == len(tokenizer)
+
+
+def test_a_store_replaces_only_a_store(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"format": "eyas-regeneration"}')
+    with pytest.raises(DataError, match=r"manifest\.json: expected a manifest"):
+        StoreWriter(tmp_path, vocab_size=9, meta={})
+    assert (tmp_path / "manifest.json").exists()
+    (tmp_path / "manifest.json").unlink()
+    build(tmp_path)
+    build(tmp_path, documents=3)
+    assert TokenStore.load(tmp_path).num_documents == 3
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be made a folder"):
+        StoreWriter(tmp_path / "file", vocab_size=9, meta={})
+
+
+@pytest.mark.parametrize("edit", [{"shards": None}, {"shards": [{}]}, {"vocab_size": 5}, {"hash": None}])
+def test_a_manifest_that_was_edited(tmp_path, edit):
+    build(tmp_path)
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | edit))
+    with pytest.raises(DataError, match=r"manifest\.json: damaged or edited by hand"):
+        TokenStore.load(tmp_path)

@@ -36,9 +36,41 @@ def test_the_shipped_recipes_are_the_papers_objectives():
         ("optim.larning_rate=1", "larning_rate"),
         ("data.held_out=1.5", "held_out=1.5"),
         ("objective.depth_weights=[1, 2]", "one a step"),
+        ("objective.ttt_steps=1000", "ttt_steps=1000: it must be 1 to 64"),
+        ("objective={kind: peagle, num_depths: 0}", "num_depths=0"),
+        ("objective.decay=0", "decay=0.0: it must be positive"),
+        ("optim.betas=[2, 3]", "betas="),
+        ("optim.eps=-1", "eps=-1.0"),
+        ("optim.weight_decay=-1", "weight_decay=-1.0"),
+        ("optim.clip=0", "clip=0.0"),
+        ("optim.final_lr=5", "final_lr=5.0"),
+        ("run.max_steps=0", "max_steps=0: it must be positive"),
+        ("run.epochs=-1", "epochs=-1.0"),
+        ("run.max_minutes=0", "max_minutes=0.0"),
+        ("run.validate_every=-1", "validate_every=-1"),
+        ("run.validate_rows=0", "validate_rows=0"),
+        ("run.keep_checkpoints=0", "keep_checkpoints=0"),
+        ("run.seed=-1", "seed=-1"),
+        ("run.out=", "out=''"),
+        ("data.store=", "store=''"),
+        ("data.seq_len=10000000", "seq_len=10000000"),
+        ("head.draft_vocab_size=0", "draft_vocab_size=0"),
+        ("head.num_layers=0", "num_layers=0"),
+        ("head.intermediate_size=-4", "intermediate_size=-4"),
+        ("head.aux_layers=[]", r"aux_layers=\(\)"),
+        ("head.init_std=-1", "init_std=-1.0"),
+        ("head.mask_token_id=5", "mask_token_id=5: it must be left out"),
+        ("loss.chunk=0", "chunk=0"),
+        ("decoding.num_draft_tokens=0", "num_draft_tokens=0"),
     ],
 )
 def test_wrong_values_are_named(override, message):
     path = next(path for path in RECIPES if path.stem == "smollm2-135m-eagle3")
     with pytest.raises(ConfigError, match=message):
         load_config(TrainConfig, path, [override])
+
+
+def test_a_row_is_longer_than_its_chains():
+    path = next(path for path in RECIPES if path.stem == "smollm2-135m-peagle")
+    with pytest.raises(ConfigError, match=r"num_depths=8: it must be below data.seq_len=8"):
+        load_config(TrainConfig, path, ["data.seq_len=8"])

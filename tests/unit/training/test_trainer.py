@@ -185,6 +185,13 @@ def test_a_checkpoint_of_another_recipe_is_refused(world, tmp_path):
     other = replace(config, optim=replace(config.optim, lr=0.5))
     with pytest.raises(ConfigError, match="another optim"):
         Trainer(other, target, store).train()
+    (newest,) = (tmp_path / "checkpoints").glob("step-*")
+    for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
+        whole = (newest / name).read_bytes()
+        (newest / name).write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ConfigError, match="damaged checkpoint .* remove this folder"):
+            Trainer(config, target, store).train()
+        (newest / name).write_bytes(whole)
 
 
 def test_a_warm_start_keeps_vocabulary_and_weights(world, tmp_path):
