@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -21,6 +21,8 @@ class ClientGoneError(Exception):
 async def read_json(request: Request, max_bytes: int) -> Any:
     """The body as JSON; ApiError 413 as soon as it is too long, 415 or 400 if it is something else.
 
+    ClientGoneError if the client hangs up before its end.
+
     Asking for the JSON content type keeps other sites' pages from posting to a server on loopback: a browser
     asks before it sends that type across origins, and is refused.
     """
@@ -32,10 +34,13 @@ async def read_json(request: Request, max_bytes: int) -> Any:
     if length.isdigit() and int(length) > max_bytes:
         raise too_long
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > max_bytes:
-            raise too_long
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > max_bytes:
+                raise too_long
+    except ClientDisconnect:
+        raise ClientGoneError from None
     try:
         return json.loads(body, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

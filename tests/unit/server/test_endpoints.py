@@ -142,6 +142,10 @@ def test_too_long_a_body_is_refused_while_it_is_read():
         assert served.post(TEXT, prompt="a").status_code == 200
 
 
+def test_a_body_of_three_megabytes_is_read_by_default(served):
+    assert error_of(served.post(TEXT, prompt="a" * 3_000_000))["code"] == "context_length_exceeded"
+
+
 def test_the_key_guards_the_api():
     with Served(api_key="s3cret-\N{LATIN SMALL LETTER E WITH ACUTE}") as served:
         key = "s3cret-\N{LATIN SMALL LETTER E WITH ACUTE}"
