@@ -10,6 +10,7 @@ from eyas.drafters.prompt_lookup.propose import PromptLookupDrafter
 from eyas.engine.llm import LLM
 from fakes import naive_greedy, random_head, small_model
 from tiny import tiny_target
+from tree_fakes import tree_head
 
 pytestmark = pytest.mark.gpu
 
@@ -31,6 +32,8 @@ def drafters(target):
         "prompt_lookup": lambda: PromptLookupDrafter(4),
         "eagle3": lambda: random_head(target, "eagle3", 4),
         "peagle": lambda: random_head(target, "peagle", 4),
+        "eagle3 tree": lambda: tree_head(target, "eagle3", "4x3x12"),
+        "peagle tree": lambda: tree_head(target, "peagle", "4x3x12"),
         "self": lambda: small_model(target, 4, same=True),
         "sampled": lambda: small_model(target, 4, same=True, sample=True),
     }
@@ -41,7 +44,7 @@ def make(target, drafter, **options) -> LLM:
     return LLM(target, drafter, **{"max_model_len": 128, "max_num_seqs": 4, "num_pages": 64, **options})
 
 
-KINDS = ["plain", "prompt_lookup", "eagle3", "peagle", "self", "sampled"]
+KINDS = ["plain", "prompt_lookup", "eagle3", "peagle", "eagle3 tree", "peagle tree", "self", "sampled"]
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)), ids=KINDS)

@@ -11,6 +11,7 @@ from eyas.bench.document import SCHEMA, compare_document
 from eyas.bench.offline import CompareOptions, compare, plan_methods
 from eyas.bench.workload import Prompt
 from eyas.core.errors import ConfigError
+from eyas.core.tree import TreeBudget
 from tiny import tiny_target
 
 PROMPTS = [
@@ -145,3 +146,11 @@ def test_names_of_methods():
 def test_a_target_without_tokenizer_is_refused(target):
     with pytest.raises(ConfigError, match="tokenizer"):
         compare(replace(target, tokenizer=None), plan_methods([], [], [1]), PROMPTS, CompareOptions())
+
+
+def test_trees_are_rows_of_heads_only():
+    tree = TreeBudget(3, 2, 6)
+    methods = plan_methods(["heads/a"], ["prompt_lookup"], [2], [tree])
+
+    assert [method.name for method in methods] == ["plain", "a K=2", "prompt_lookup K=2", "a tree 3x2x6"]
+    assert methods[-1].tree == tree

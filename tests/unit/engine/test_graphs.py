@@ -9,6 +9,7 @@ from eyas.engine.llm import LLM
 from eyas.engine.sampler import Needs
 from fakes import naive_greedy, random_head
 from tiny import tiny_target
+from tree_fakes import tree_head
 
 
 @pytest.mark.parametrize(("size", "bucket"), [(1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (9, 16), (64, 64)])
@@ -21,12 +22,14 @@ def test_bounds_on_visible(visible, bound):
     assert visible_bound(visible) == bound
 
 
+@pytest.mark.parametrize("shape", [None, "3x2x6"], ids=["chain", "tree"])
 @pytest.mark.parametrize("kind", ["eagle3", "peagle"])
 @pytest.mark.parametrize("needs", [Needs.GREEDY, Needs.SAMPLE])
-def test_padding_with_the_trash_row_changes_nothing(kind, needs):
+def test_padding_with_the_trash_row_changes_nothing(kind, needs, shape):
     """Two requests in a bucket of four; warm-up on trash rows alone happens in the middle of it all."""
     target = tiny_target()
-    llm = LLM(target, random_head(target, kind, 3), max_model_len=64, page_size=4, max_num_seqs=4)
+    drafter = random_head(target, kind, 3) if shape is None else tree_head(target, kind, shape)
+    llm = LLM(target, drafter, max_model_len=64, page_size=4, max_num_seqs=4)
     runner = llm._runner
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     prompts = [[3, 4, 5], [7, 8, 9, 10, 11]]

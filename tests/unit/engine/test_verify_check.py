@@ -9,6 +9,7 @@ import torch
 import eyas.engine.step as step_module
 from eyas.core.batch import Draft
 from eyas.core.errors import ConfigError
+from eyas.core.tree import TreeBudget
 from eyas.drafters.small_model.propose import SmallModelDrafter
 from eyas.engine.exact import OTHER, cell_of, next_logits, rounding_distance, token_tree
 from eyas.engine.sampler import choose
@@ -16,6 +17,7 @@ from eyas.engine.verify_check import CheckOptions, check_lossless, num_checks
 from eyas.kernels.reference.random import uniform
 from eyas.verify.accepted import Accepted
 from tiny import tiny_target
+from tree_fakes import tree_head
 
 V = 24
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8], [4] * 6]
@@ -44,6 +46,19 @@ def sampling_small_model(num_drafts):
 
 def verdicts(report):
     return {check.kind: check.passed for check in report.checks}
+
+
+def test_sound_trees_pass():
+    options = CheckOptions(
+        num_draft_tokens=(), trees=(TreeBudget(3, 2, 6),), batch_sizes=(2,), num_tokens=14, samples=200
+    )
+    report = check_lossless(TARGET, lambda tree: tree_head(TARGET, "eagle3", str(tree)), PROMPTS, options)
+
+    assert report.passed
+    assert verdicts(report) == {"greedy": True, "seeded": True, "distribution": True}
+    assert len(report.checks) == num_checks(options)
+    assert {(check.tree, check.num_draft_tokens) for check in report.checks} == {("3x2x6", 6)}
+    assert report.checks[0].acceptance_length > 1.0
 
 
 def test_a_sound_drafter_passes():

@@ -1,0 +1,53 @@
+"""What a tree adds to a step reads nothing back to the host: it can stand in a CUDA graph.
+
+Attention is left to its own tests (the reference kernel plans on the host); here it answers with zeros.
+"""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eyas.core.sampling import SamplingParams
+from eyas.engine.graphs import first_half, second_half
+from eyas.engine.llm import LLM
+from eyas.engine.sampler import Needs
+from eyas.kernels import dispatch
+from tiny import tiny_target
+from tree_fakes import tree_head
+
+READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero")
+
+
+class NoReads(TorchDispatchMode):
+    """Raises on operators whose result's shape or value the host must know."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        assert name not in READS, f"{name} waits for the device"
+        if name in {"index", "index_put", "index_put_"}:
+            masks = [x for x in args[1] if x is not None and x.dtype == torch.bool]
+            assert not masks, "indexing by a mask waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_guard_notices():
+    with NoReads():
+        for wrong in (lambda x: x.max().item(), lambda x: x[x > 0], lambda x: x.nonzero()):
+            with pytest.raises(AssertionError, match="waits for the device"):
+                wrong(torch.arange(3))
+
+
+@pytest.mark.parametrize("needs", [Needs.GREEDY, Needs.SAMPLE])
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+def test_no_step_reads_back(kind, needs, monkeypatch):
+    target = tiny_target()
+    llm = LLM(target, tree_head(target, kind, "4x3x12"), max_model_len=64, page_size=4, max_num_seqs=4)
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    llm.generate([[3, 4, 5]], params)
+    runner = llm._runner
+    monkeypatch.setattr(dispatch, "paged_attention", lambda queries, *_, **__: torch.zeros_like(queries))
+    slots = torch.tensor([0, 1, runner.state.num_slots])
+    with torch.no_grad(), NoReads():
+        first = first_half(runner.models, runner.state, slots, needs, 1024)
+        second_half(runner.models, runner.state, first)
+    assert first.report.shape == (3, 4 + 3)
