@@ -19,6 +19,9 @@ def command(
     tree: Annotated[
         str | None, typer.Option(help="Draft trees: DEPTHxTOP_KxNODES, such as 5x4x24. Heads only.")
     ] = None,
+    sample_drafts: Annotated[
+        bool, typer.Option("--sample-drafts", help="Draw drafts and verify by the rejection rule.")
+    ] = False,
     host: Annotated[
         str, typer.Option(help="127.0.0.1 is seen from this machine only; 0.0.0.0 from everywhere.")
     ] = "127.0.0.1",
@@ -75,6 +78,7 @@ def command(
         loaded,
         head,
         num_draft_tokens=k,
+        sample_drafts=sample_drafts,
         tree=tree,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,

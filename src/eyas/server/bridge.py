@@ -85,6 +85,7 @@ class Bridge:
         """Told of every piece, on the loop: where metrics are counted."""
         self.load: EngineLoad = llm.load()
         """As of the last step."""
+        self._sent_load = self.load
         self._reserved = 0
         self._owners: dict[str, tuple[Ticket, int]] = {}
         """Ticket of a live group, and the number of the group's first choice."""
@@ -207,14 +208,16 @@ class Bridge:
 
     def _send(self) -> None:
         """Send the pieces of a step to the loop."""
-        load = self.llm.load()
+        load, before = self.llm.load(), self._sent_load
+        self._sent_load = load
         batch: list[tuple[str, Piece]] = []
         for request_id in list(self._feeds):
             feed = self._feeds[request_id]
             batch += [(request_id, piece) for piece in feed.take()]
             if feed.group.finished:
                 del self._feeds[request_id]
-        self._tell(lambda: self._deliver(batch, load))
+        if batch or load != before:  # do not wake the loop for nothing
+            self._tell(lambda: self._deliver(batch, load))
 
     def _fail_all(self, message: str) -> None:
         batch = []

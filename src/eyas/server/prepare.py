@@ -59,9 +59,16 @@ class Preparer:
         """How the engine's thread turns tokens into text."""
         return self._intake.decoder(params)
 
-    async def encode(self, prompt: str) -> list[int]:
-        """Token ids of a text."""
-        return await self._on_thread(lambda: self._reader.encode(prompt), "prompt")
+    async def encode(self, prompt: str, *, special: bool = True) -> list[int]:
+        """Token ids of a text, with or without the special tokens that the tokenizer adds."""
+
+        def encode() -> list[int]:
+            if special or self._reader.tokenizer is None:
+                return self._reader.encode(prompt)
+            ids: list[int] = self._reader.tokenizer.encode(prompt, add_special_tokens=False)
+            return ids
+
+        return await self._on_thread(encode, "prompt")
 
     async def chat_ids(self, messages: list[dict[str, Any]], options: dict[str, Any] | None) -> list[int]:
         """Token ids of a conversation; ApiError if the template does not like it."""

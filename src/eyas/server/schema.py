@@ -179,6 +179,8 @@ class TokenizeRequest(BaseModel):
 
     model: str | None = None
     prompt: str | None = None
+    add_special_tokens: bool = True
+    """Of a prompt; a conversation's template writes its own."""
     messages: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

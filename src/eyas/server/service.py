@@ -72,7 +72,7 @@ class Service:
         if body.messages is not None:
             ids = await self.preparer.chat_ids(body.messages, body.chat_template_kwargs)
         else:
-            ids = await self.preparer.encode(body.prompt or "")
+            ids = await self.preparer.encode(body.prompt or "", special=body.add_special_tokens)
         return JSONResponse({"count": len(ids), "max_model_len": self.llm.max_model_len, "tokens": ids})
 
     def models(self) -> dict[str, Any]:

@@ -185,6 +185,7 @@ def test_parameters_reach_the_engine(served):
 def test_tokenize(served):
     body = served.post("/tokenize", prompt="abc").json()
     assert body == {"count": 4, "max_model_len": 256, "tokens": [1, 8, 9, 10]}
+    assert served.post("/tokenize", prompt="abc", add_special_tokens=False).json()["tokens"] == [8, 9, 10]
     body = served.post(
         "/tokenize", messages=[{"role": "user", "content": [{"type": "text", "text": "abc"}]}]
     ).json()
