@@ -5,6 +5,7 @@ import torch
 from test_greedy import GREEDY, NUM_TOKENS, prompts
 from test_greedy_sampled import PARAMS
 
+from eyas.core.errors import ConfigError
 from eyas.core.sampling import SamplingParams
 from eyas.core.tree import TreeBudget
 from eyas.engine.llm import LLM
@@ -12,7 +13,7 @@ from fakes import naive_greedy, random_head
 from tiny import tiny_target
 from tree_fakes import tree_head
 
-SHAPES = ("1x1x1", "1x4x3", "3x1x3", "3x2x6", "4x3x12", "5x4x24", "4x8x62", "7x2x20")
+SHAPES = ("1x4x3", "3x1x3", "3x2x6", "5x4x24", "4x8x62")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def answers(expected):
     return [prompt + tokens for prompt, tokens in zip(prompts(), expected, strict=True)]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
+@pytest.mark.parametrize("count", [1, 3, 5])
 @pytest.mark.parametrize("page_size", [1, 3, 256])
 @pytest.mark.parametrize("kind", ["eagle3", "peagle", "oracle"])
 def test_batches_and_pages(target, expected, kind, count, page_size):
@@ -69,7 +70,7 @@ def test_chunks_and_preemption(target, expected, kind):
     assert llm.stats.preemptions > 0
     assert tokens == expected
 
-    assert decode(target, drafter, max_num_seqs=2, prefill_chunk=1)[1] == expected
+    assert decode(target, drafter, 4, max_num_seqs=2, prefill_chunk=2)[1] == expected[:4]
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle", "oracle"])
@@ -185,3 +186,18 @@ def test_features_of_the_path_reach_the_drafter(target, expected):
 
 def test_seeds_do_matter(plain):
     assert torch.tensor([len(set(tokens)) for tokens in plain]).min() > 3
+
+
+def test_options_that_do_not_fit(target):
+    with pytest.raises(ConfigError, match="needs a drafter"):
+        LLM(target, tree="3x2x6")
+    with pytest.raises(ConfigError, match="another shape"):
+        LLM(target, tree_head(target, "eagle3", "3x2x6"), tree="3x2x5")
+    narrow = tiny_target("mistral")
+    deep = tree_head(narrow, "peagle", "6x2x9")
+    with pytest.raises(ConfigError, match="sliding window of 6 tokens"):
+        LLM(narrow, deep, max_model_len=64)
+    assert (
+        LLM(target, tree_head(target, "peagle", "3x2x6"), tree="3x2x6", max_model_len=64).num_draft_tokens
+        == 6
+    )

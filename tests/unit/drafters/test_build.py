@@ -3,9 +3,12 @@ import pytest
 import torch
 
 from eyas.core.errors import ConfigError
+from eyas.core.tree import TreeBudget
 from eyas.drafters.artifact import save_head
 from eyas.drafters.base import Drafter
 from eyas.drafters.build import build_drafter
+from eyas.drafters.eagle3.propose_tree import Eagle3TreeDrafter
+from eyas.drafters.peagle.propose_tree import PEagleTreeDrafter
 from tiny import tiny_target
 
 
@@ -57,3 +60,26 @@ def test_what_cannot_be_built_is_named():
     for wrong in (0, -1, 513, 10**9):
         with pytest.raises(ConfigError, match=f"num_draft_tokens={wrong}: .* 1 to 512"):
             build("pld", num_draft_tokens=wrong)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+def test_trees(kind, tmp_path):
+    model, vocab_map = drafter_rounds.head(kind)
+    save_head(tmp_path, model, vocab_map, meta={})
+    tree = TreeBudget(3, 2, 6)
+    drafter = build(tmp_path, embed_weight=model.embed_weight, tree=tree)
+
+    assert isinstance(drafter, Drafter)
+    assert (drafter.name, drafter.num_draft_tokens, drafter.tree) == (kind, 6, tree)
+    assert type(drafter) is {"eagle3": Eagle3TreeDrafter, "peagle": PEagleTreeDrafter}[kind]
+    wide = TreeBudget(1, 50, 50)
+    with pytest.raises(ConfigError, match="knows only 40 tokens"):
+        build(tmp_path, embed_weight=model.embed_weight, tree=wide)
+    for options, words in (
+        ({"num_draft_tokens": 3}, "give one of them"),
+        ({"sample_drafts": True}, "sample_drafts must be off"),
+    ):
+        with pytest.raises(ConfigError, match=f"tree=3x2x6.*{words}"):
+            build(tmp_path, embed_weight=model.embed_weight, tree=tree, **options)
+    with pytest.raises(ConfigError, match="pld drafts chains"):
+        build("pld", tree=tree)

@@ -46,7 +46,7 @@ def wanted_paths(reference, sim, b, budget, target_ids):
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle"])
 @pytest.mark.parametrize("flags", FLAGS, ids=["plain", "norms", "fc_norm"])
-@pytest.mark.parametrize("shape", ["1x3x2", "3x1x3", "3x3x9", "5x4x24"])
+@pytest.mark.parametrize("shape", ["1x3x2", "3x1x3", "3x3x9", "4x3x14"])
 def test_trees_equal_recomputing_every_path(kind, flags, shape):
     budget = TreeBudget.parse(shape)
     drafter, reference, target_ids = make(kind, budget, **flags)
