@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -343,8 +344,13 @@ def test_text_prompts_are_encoded(target):
         ([1] * 96, greedy(), "96 tokens; with max_model_len=96 at most 95"),
         ([1, 64], greedy(), "from 0 to 63; this prompt has 1 to 64"),
         ([-1, 3], greedy(), "from 0 to 63"),
-        ([1, 2.5], greedy(), "token ids must be integers"),
-        ([1, "a"], greedy(), "token ids must be integers"),
+        ([1, 2.5], greedy(), r"list of token ids \(integers\), got"),
+        ([1, "a"], greedy(), r"list of token ids \(integers\), got"),
+        ([[1]], greedy(), r"list of token ids \(integers\), got"),
+        (None, greedy(), "a prompt is a text or a list of token ids"),
+        ("a\ud83d", greedy(), "half of a surrogate pair"),
+        ([1], greedy(logprobs=65), "logprobs=65, but the vocabulary has 64"),
+        ([1], {"temperature": 0}, "params must be SamplingParams, got (dict|str)"),
         ([1], greedy(logit_bias={64: 1.0}), "logit_bias: token id 64"),
         ([1], greedy(stop_token_ids=(-3,)), "stop_token_ids: -3"),
     ],
@@ -360,6 +366,31 @@ def test_bad_requests_raise_before_anything_runs(target, prompt, params, message
 
     assert llm.stats.steps == 0
     check_empty(llm)
+
+
+def test_integers_of_any_kind_are_token_ids(target):
+    llm = make(target)
+    wanted = llm.generate([PROMPT], greedy())[0].outputs[0].token_ids
+    for prompts in ([np.array(PROMPT)], [torch.tensor(PROMPT)], np.array(PROMPT), PROMPT, tuple(PROMPT)):
+        assert [o.outputs[0].token_ids for o in llm.generate(prompts, greedy())] == [wanted]
+    assert llm.generate([], greedy()) == []
+    with pytest.raises(RequestError, match="prompts must be a text"):
+        llm.generate(5, greedy())
+
+
+@pytest.mark.parametrize("messages", ["hello", [5], [{"content": "x"}], [[]], {"role": "user"}])
+def test_messages_that_are_none(target, messages):
+    with pytest.raises(RequestError, match="messages must be a list"):
+        make(target).chat(messages, greedy())
+
+
+def test_a_template_that_fails_says_why(target, monkeypatch):
+    def fails(*_args, **_options):
+        raise KeyError("content")
+
+    monkeypatch.setattr(target.tokenizer, "apply_chat_template", fails)
+    with pytest.raises(RequestError, match="chat template does not take these messages: 'content'"):
+        make(target).chat([{"role": "user"}], greedy())
 
 
 def test_what_needs_a_tokenizer_says_so():

@@ -4,9 +4,28 @@ Order in which the engine applies them to a row of logits: logit bias and min-to
 temperature, min-p, top-k, top-p. Inside a speculative run each row sees the drafts before it.
 """
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from eyas.core.errors import RequestError
+
+_INTEGERS = ("n", "top_k", "min_tokens", "max_tokens")
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +69,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        self._check_types()
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         checks = (
@@ -71,6 +91,30 @@ class SamplingParams:
                 raise RequestError(f"{name}={getattr(self, name)!r} is out of range: it must be {rule}")
         if self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
+
+    def _check_types(self) -> None:
+        """Refuse here what would otherwise fail in the middle of a step, and there for every request."""
+        for name in _INTEGERS:
+            if not _is_integer(getattr(self, name)):
+                raise self._wrong_type(name, "an integer")
+        for name in ("seed", "logprobs"):
+            if getattr(self, name) is not None and not _is_integer(getattr(self, name)):
+                raise self._wrong_type(name, "an integer or None")
+        for name in _NUMBERS:
+            if not _is_number(getattr(self, name)):
+                raise self._wrong_type(name, "a number")
+        if not isinstance(self.stop, list | tuple) or not all(isinstance(text, str) for text in self.stop):
+            raise self._wrong_type("stop", "a text or a list of texts")
+        if not isinstance(self.stop_token_ids, Collection) or not all(map(_is_integer, self.stop_token_ids)):
+            raise self._wrong_type("stop_token_ids", "a list of token ids")
+        good = isinstance(self.logit_bias, Mapping) and all(
+            _is_integer(token_id) and _is_number(bias) for token_id, bias in self.logit_bias.items()
+        )
+        if not good:
+            raise self._wrong_type("logit_bias", "a mapping from token ids to numbers")
+
+    def _wrong_type(self, name: str, wanted: str) -> RequestError:
+        return RequestError(f"{name}={getattr(self, name)!r}: it must be {wanted}"[:300])
 
     @property
     def greedy(self) -> bool:

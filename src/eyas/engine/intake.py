@@ -1,7 +1,8 @@
 """From prompts and parameters to requests; everything wrong with them is found here, before anything runs."""
 
+import operator
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +55,8 @@ class Intake:
 
         `text` asks for text while the request runs (streaming); stop strings ask for it themselves.
         """
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params must be SamplingParams, got {type(params).__name__}")
         ids = self.encode(prompt)
         self._check(ids, params)
         request_id = str(self._count)
@@ -112,7 +115,13 @@ class Intake:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt."""
         if not isinstance(prompt, str):
-            return list(prompt)
+            try:
+                # Integers of any kind (numpy's too), but neither numbers with a point nor text.
+                return [operator.index(token) for token in prompt]
+            except TypeError:
+                raise RequestError(
+                    f"a prompt is a text or a list of token ids (integers), got {prompt!r}"[:200]
+                ) from None
         if self.tokenizer is None:
             raise RequestError("this target has no tokenizer: give token ids instead of text")
         _check_text(prompt)
@@ -139,9 +148,17 @@ class Intake:
             raise RequestError("this target has no tokenizer, and so no chat template")
         if getattr(self.tokenizer, "chat_template", None) is None:
             raise RequestError("this target's tokenizer has no chat template: render the prompt yourself")
-        text = self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, **(template_options or {})
+        good = isinstance(messages, Sequence) and all(
+            isinstance(message, Mapping) and "role" in message for message in messages
         )
+        if not messages or not good:
+            raise RequestError('messages must be a list of {"role": ..., "content": ...} objects')
+        try:
+            text = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, **(template_options or {})
+            )
+        except Exception as error:  # noqa: BLE001 - templates are programs of the model's makers
+            raise RequestError(f"the chat template does not take these messages: {error}") from None
         _check_text(text)
         # The template has written the special tokens already.
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
@@ -155,11 +172,8 @@ class Intake:
                 f"the prompt has {len(ids)} tokens; with max_model_len={self.max_len} "
                 f"at most {self.max_len - 1} leave room for an answer"
             )
-        try:
-            low, high = min(ids), max(ids)
-        except TypeError:
-            raise RequestError("token ids must be integers") from None
-        if low < 0 or high >= self.vocab_size or not all(isinstance(token, int) for token in ids):
+        low, high = min(ids), max(ids)
+        if low < 0 or high >= self.vocab_size:
             raise RequestError(
                 f"token ids must be integers from 0 to {self.vocab_size - 1}; this prompt has {low} to {high}"
             )

@@ -13,6 +13,7 @@ thread-safe; a server drives it from one thread.
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,8 @@ class LLM:
         """Answer one conversation or several, rendered by the target's chat template."""
         if not messages:
             raise RequestError("messages is empty: at least one message is needed")
+        if not isinstance(messages, Sequence):
+            raise RequestError("messages must be a list of messages, or a list of such lists")
         conversations: Sequence[Any] = [messages] if isinstance(messages[0], dict) else messages
         prompts = [self._intake.chat_ids(one, template_options=template_options) for one in conversations]
         return self.generate(prompts, params, progress=progress)
@@ -346,9 +349,13 @@ def _as_list(prompts: str | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts, whatever single prompt or sequence was given."""
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and isinstance(prompts[0], int):
+    try:
+        listed = list(prompts)
+    except TypeError:
+        raise RequestError(f"prompts must be a text, token ids or a list of them, got {prompts!r}") from None
+    if listed and isinstance(listed[0], Integral):
         return [prompts]  # type: ignore[list-item]
-    return list(prompts)
+    return listed
 
 
 def _end_of_text_ids(target: Target) -> list[int]:

@@ -84,6 +84,8 @@ def check_params(params: SamplingParams, vocab_size: int, eos_token_ids: Sequenc
         raise RequestError(
             f"logit_bias has {len(params.logit_bias)} entries; at most {MAX_LOGIT_BIAS} are supported"
         )
+    if params.logprobs is not None and params.logprobs > vocab_size:
+        raise RequestError(f"logprobs={params.logprobs}, but the vocabulary has {vocab_size} tokens")
     num_stops = len(stop_ids_of(params, eos_token_ids))
     if num_stops > MAX_STOP_IDS:
         raise RequestError(

@@ -43,3 +43,30 @@ def test_out_of_range_names_the_field_and_the_value(field, value):
 def test_min_above_max_is_refused():
     with pytest.raises(RequestError, match="min_tokens=9 is above max_tokens=8"):
         SamplingParams(min_tokens=9, max_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        ("n", 1.5, "an integer"),
+        ("top_k", "5", "an integer"),
+        ("max_tokens", 3.5, "an integer"),
+        ("max_tokens", None, "an integer"),
+        ("min_tokens", True, "an integer"),
+        ("seed", 1.5, "an integer or None"),
+        ("logprobs", "all", "an integer or None"),
+        ("temperature", "1", "a number"),
+        ("top_p", None, "a number"),
+        ("stop", 5, "a list of texts"),
+        ("stop", [1], "a list of texts"),
+        ("stop_token_ids", 5, "a list of token ids"),
+        ("stop_token_ids", ["x"], "a list of token ids"),
+        ("logit_bias", [1], "a mapping"),
+        ("logit_bias", {"5": 1.0}, "a mapping"),
+        ("logit_bias", {5: "x"}, "a mapping"),
+    ],
+)
+def test_wrong_types_are_refused_before_they_reach_a_step(field, value, wanted):
+    with pytest.raises(RequestError, match=wanted) as caught:
+        SamplingParams(**{field: value})
+    assert f"{field}={value!r}" in str(caught.value)
