@@ -3,6 +3,7 @@
 #   make demo        get a small real model, decode with and without draft heads, print the table
 #   make test        everything that runs on a CPU
 #   make test-gpu    what needs one CUDA device (run it in an environment that has a CUDA build of torch)
+#   make soak        5,000 requests against a server, a third of them cancelled (minutes)
 #   make check       ruff and mypy
 #   make constraints write constraints.txt from a fresh environment
 
@@ -18,7 +19,7 @@ PROMPTS := src/eyas/bench/prompts.jsonl
 # Small enough for two CPU cores: one chat, one code and one maths prompt, three times.
 DEMO_SIZE := --num-prompts 3 --max-tokens 64 --rounds 3 --time-limit 130
 
-.PHONY: demo test test-gpu check constraints
+.PHONY: demo test test-gpu soak check constraints
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.runtime
@@ -26,10 +27,13 @@ demo: $(VENV)/.runtime
 	$(BIN)/eyas compare --target $(MODEL) --heads $(HEADS) --prompts $(PROMPTS) -k 3,5,7 $(DEMO_SIZE) $(DEMO_ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not gpu and not multi_gpu" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not gpu and not multi_gpu and not soak" $(PYTEST_ARGS)
 
 test-gpu:
 	$(PYTHON) -m pytest -m "gpu and not multi_gpu" $(PYTEST_ARGS)
+
+soak: $(VENV)/.dev
+	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -17,6 +17,9 @@ from fakes import PieceTokenizer, make_drafter
 from tiny import tiny_target
 
 NAME = "tiny-llama"
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+LONG = {"prompt": "hello", "max_tokens": 200, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
+"""A request that takes its time, if steps do."""
 
 
 def tiny_llm(

@@ -18,9 +18,7 @@ from eyas.core.sampling import SamplingParams
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
-from served import Served, tiny_llm, wait_for
-
-TEXT = "/v1/completions"
+from served import TEXT, Served, tiny_llm, wait_for
 
 
 def random_request(rng):
@@ -161,6 +159,7 @@ def test_two_hundred_requests_sixteen_at_once():
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_five_thousand_requests_thirty_two_at_once():
     llm, complete, memory = soak(5000, 400, 32)
     assert complete > 2500

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from served import NAME, Served, tiny_llm
+from served import CHAT, NAME, TEXT, Served, tiny_llm
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 
 
