@@ -14,14 +14,14 @@ def resolve_target(
     model: str | Path | Target, *, dtype: torch.dtype | None, device: torch.device | str | None
 ) -> Target:
     """Load a target, or check that a loaded one is what was asked for."""
+    from eyas.targets.load import check_device, load_target
+
     if isinstance(model, Target):
         if dtype is not None and dtype != model.dtype:
             raise ConfigError(f"dtype={dtype}, but the target given was loaded as {model.dtype}")
-        if device is not None and torch.device(device).type != model.device.type:
+        if device is not None and check_device(device).type != model.device.type:
             raise ConfigError(f"device={device}, but the target given is on {model.device}")
         return model
-    from eyas.targets.load import load_target
-
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return load_target(model, dtype=dtype, device=device)
@@ -43,6 +43,10 @@ def resolve_drafter(
             raise ConfigError(f"tree={tree} needs a drafter, and none was given")
         return None
     if not isinstance(drafter, str | Path):
+        if not hasattr(drafter, "propose"):
+            raise ConfigError(
+                f"drafter={drafter!r}: give a head folder, prompt_lookup, small:PATH or a Drafter"
+            )
         if num_draft_tokens not in (None, drafter.num_draft_tokens):
             raise ConfigError(
                 f"num_draft_tokens={num_draft_tokens}, but the drafter given was built for "

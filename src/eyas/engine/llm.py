@@ -33,6 +33,9 @@ from eyas.engine.runner import Runner
 from eyas.engine.stats import EngineStats
 from eyas.targets.base import Target
 
+MAX_NUM_SEQS = 16384
+"""Each has a row in every state tensor, used or not."""
+
 Progress = Callable[[int, int], None]
 """Called with (finished requests, output tokens so far)."""
 
@@ -104,6 +107,14 @@ class LLM:
         ):
             if value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1")
+        if max_num_seqs > MAX_NUM_SEQS:
+            raise ConfigError(
+                f"max_num_seqs={max_num_seqs}: at most {MAX_NUM_SEQS}; others wait in the queue"
+            )
+        if prefill_budget is not None and prefill_budget < 1:
+            raise ConfigError(f"prefill_budget={prefill_budget} must be at least 1, or None")
+        if not 0.0 < gpu_memory_fraction <= 1.0:
+            raise ConfigError(f"gpu_memory_fraction={gpu_memory_fraction} must be in (0, 1]")
         self.target = resolve_target(model, dtype=dtype, device=device)
         self.drafter = resolve_drafter(
             drafter,

@@ -21,6 +21,7 @@ from eyas.targets.hf_config import config_from_hf, read_json
 from eyas.targets.identity import fingerprint
 from eyas.targets.weights.safetensors import PICKLES, SafetensorsFolder
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _SOURCE = "eyas_source.json"
 
 
@@ -36,10 +37,14 @@ def load_target(
 
     `pack` keeps a second, blocked copy of float32 weights on the CPU: decoding is about twice as fast,
     memory too. Raises ModelFormatError, naming file and tensor, for whatever cannot be read as a supported
-    model, ConfigError for a device that is not there.
+    model, ConfigError for a device that is not there or another dtype.
     """
-    device = _device(device)
+    if not isinstance(path_or_name, str | Path):
+        raise ConfigError(f"{path_or_name!r} names no target: give a folder, a GGUF file or a name")
+    device = check_device(device)
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype!r} is not supported; use {', '.join(map(str, DTYPES))}")
     path = find(path_or_name)
     folder = path if path.is_dir() else _converted(path, dtype)
     config = read_config(folder)
@@ -101,7 +106,7 @@ def load_tokenizer(folder: Path) -> Any:
         ) from None
 
 
-def _device(name: torch.device | str) -> torch.device:
+def check_device(name: torch.device | str) -> torch.device:
     """The CPU or a CUDA device that is there."""
     try:
         device = torch.device(name)

@@ -206,6 +206,18 @@ def test_devices_that_are_not_there(tiny_folder, device, message):
         load(tiny_folder, device=device)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, "float32"])
+def test_dtypes_that_are_none(tiny_folder, dtype):
+    with pytest.raises(ConfigError, match=f"dtype={dtype!r} is not supported; use torch.float32"):
+        load(tiny_folder, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", [None, 5])
+def test_what_is_no_name(name):
+    with pytest.raises(ConfigError, match=f"{name} names no target"):
+        load(name)
+
+
 def test_end_tokens_of_both_files(tiny_folder):
     change_config(tiny_folder, eos_token_id=[7, 3])
     (tiny_folder / "generation_config.json").write_text('{"eos_token_id": 9}')
