@@ -1,5 +1,6 @@
 """Stop strings over chunks, hang-ups, full queues, poisoned requests, a dying engine, and the command."""
 
+import sys
 import threading
 import time
 
@@ -204,6 +205,17 @@ def test_a_port_in_use_is_an_error_of_the_user(capsys):
         first.close()
     with pytest.raises(ConfigError, match="--host"):
         listen("no.such.host.invalid", 0)
+
+
+def test_without_the_extra_the_command_says_what_to_install(monkeypatch, capsys):
+    from eyas.cli.main import main
+
+    monkeypatch.delitem(sys.modules, "eyas.server.run", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(SystemExit) as left:
+        main(["serve", "some/model"])
+    assert left.value.code == 2
+    assert "uvicorn is not installed: pip install 'eyas[serve]'" in capsys.readouterr().err
 
 
 WORDS = (
