@@ -14,6 +14,7 @@ results, offer `--json` (one JSON document on stdout, nothing else there).
 """
 
 import sys
+import warnings
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any
@@ -115,6 +116,7 @@ def main(args: list[str] | None = None) -> None:
     """Run the command line; a user's mistake ends with one line and status 2, not with a traceback."""
     from eyas.core.errors import EyasError
 
+    with_source, warnings.formatwarning = warnings.formatwarning, _one_line
     try:
         status = app(args, prog_name="eyas", standalone_mode=False)
     except UsageError as error:
@@ -126,7 +128,14 @@ def main(args: list[str] | None = None) -> None:
     except (typer.Abort, KeyboardInterrupt):
         print("stopped", file=sys.stderr)
         sys.exit(130)
+    finally:
+        warnings.formatwarning = with_source
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _one_line(message: Warning | str, *_where: Any, **_line: Any) -> str:
+    """A warning without the file and the line of code that it comes from."""
+    return f"warning: {message}\n"
 
 
 UsageError: Any = typer.BadParameter.__bases__[0]

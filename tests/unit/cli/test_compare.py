@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from eyas.cli.main import main
 from tiny import tiny_target
@@ -88,3 +89,30 @@ def main_status(*args):
 
 def main_ok(*args):
     assert main_status(*args) == 0
+
+
+def test_a_target_of_nan_ends_with_an_error(capsys, monkeypatch):
+    target = replace(tiny_target(eos_token_ids=()), tokenizer=FakeTokenizer())
+    with torch.no_grad():
+        target.decoder.norm.weight.fill_(float("nan"))
+    monkeypatch.setattr("eyas.targets.load.load_target", lambda *_, **__: target)
+    for extra in ([], ["--json"]):
+        with pytest.raises(SystemExit) as leave:
+            main(["generate", "so so", "--target", "tiny", "--device", "cpu", *extra])
+        assert leave.value.code == 2
+        assert "error: the request ended early: the target gave no usable logits" in capsys.readouterr().err
+
+
+def test_a_prompt_of_raw_bytes_is_refused(capsys):
+    with pytest.raises(SystemExit) as leave:
+        main(["generate", "\udcff\udcfe", "--target", "tiny", "--device", "cpu"])
+    assert leave.value.code == 2
+    assert "error: the prompt is no text in UTF-8" in capsys.readouterr().err
+
+
+def test_a_record_that_cannot_be_written_is_named_before_measuring(capsys, prompts, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["compare", "--target", "tiny", "--prompts", prompts, *COMMON, "--record", str(tmp_path)])
+    captured = capsys.readouterr()
+    assert "the record cannot be written there" in captured.err
+    assert captured.out == ""

@@ -2,6 +2,7 @@
 
 import sys
 import types
+import warnings
 from typing import Annotated
 
 import pytest
@@ -52,3 +53,26 @@ def test_an_error_of_the_program_is_not_hidden(monkeypatch):
     plug(monkeypatch, command=command)
     with pytest.raises(ZeroDivisionError):
         cli.main(["probe"])
+
+
+def test_warnings_are_one_line_without_source(monkeypatch, capsys):
+    before = warnings.formatwarning
+
+    def command() -> None:
+        """Warn."""
+        print(warnings.formatwarning(UserWarning("look out"), UserWarning, "file.py", 3), end="")
+
+    plug(monkeypatch, command=command)
+    assert call() == 0
+    assert capsys.readouterr().out == "warning: look out\n"
+    assert warnings.formatwarning is before
+
+
+def test_ctrl_c_ends_without_a_traceback(monkeypatch, capsys):
+    def command() -> None:
+        """Be stopped."""
+        raise KeyboardInterrupt
+
+    plug(monkeypatch, command=command)
+    assert call() == 130
+    assert "Traceback" not in capsys.readouterr().err
