@@ -189,7 +189,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(world, tmp_path):
     for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
         whole = (newest / name).read_bytes()
         (newest / name).write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(ConfigError, match="damaged checkpoint .* remove this folder"):
+        with pytest.raises(ConfigError, match=r"damaged checkpoint .* remove this folder"):
             Trainer(config, target, store).train()
         (newest / name).write_bytes(whole)
 
