@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+MAX_LAYERS, MAX_POSITIONS, MAX_HEAD_DIM = 1024, 2**26, 2**14
+"""Most that a config.json may say: so much is allocated before any tensor can contradict it."""
+
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:

@@ -15,12 +15,10 @@ from typing import Any
 
 from eyas.core.capture import default_aux_layers
 from eyas.core.errors import HeadMismatchError, ModelFormatError
-from eyas.core.model_config import RopeConfig, TargetConfig
+from eyas.core.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, RopeConfig, TargetConfig
 from eyas.drafters.head_config import HeadConfig, HeadKind
 
 AUX_IDS = "eagle_aux_hidden_state_layer_ids"
-MAX_LAYERS, MAX_POSITIONS, MAX_HEAD_DIM = 1024, 2**26, 2**14
-"""What is allocated from config.json alone, before any tensor can contradict it."""
 MASK_ID_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 

@@ -5,11 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from eyas.core.errors import ModelFormatError
-from eyas.core.model_config import RopeConfig, TargetConfig
+from eyas.core.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, RopeConfig, TargetConfig
 from eyas.targets.families import FAMILIES, SUPPORTED
-
-MAX_LAYERS, MAX_POSITIONS, MAX_HEAD_DIM = 1024, 2**26, 2**14
-"""What is allocated from config.json alone, before any tensor can contradict it."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
