@@ -125,6 +125,9 @@ def load_head(
     if values.get(FORMAT_KEY, PACKED_FORMAT) != PACKED_FORMAT:
         raise ModelFormatError(f"{where}: {FORMAT_KEY}={values[FORMAT_KEY]!r} is unknown here; update eyas")
     tensors = unpack(rename(read_tensors(folder)), where=where)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ModelFormatError(f"{where}: tensor {name} holds NaN or infinity; the head is damaged")
     vocab_map = read_vocab_map(tensors, config, where=where)
     if LM_HEAD not in tensors:
         tensors |= shared_lm_head(values, config, vocab_map, lm_head_weight, where=where)

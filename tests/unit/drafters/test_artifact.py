@@ -245,6 +245,7 @@ def test_broken_tensors_are_named(saved, tmp_path):
     refused("unknown tensors: strange", lambda t: t.update(strange=torch.ones(2)))
     refused("unknown tensors: input_norm.weight", lambda t: t.update({"input_norm.weight": torch.ones(96)}))
     refused(r"fc.weight has shape \[3, 4\]", lambda t: t.update({"fc.weight": torch.ones(3, 4)}))
+    refused("tensor fc.weight holds NaN", lambda t: t["fc.weight"][0, 0].fill_(float("nan")))
     refused("missing tensor d2t", lambda t: t.pop("d2t"))
     refused("missing tensors: lm_head.weight", lambda t: t.pop("lm_head.weight"))
     refused("d2t has 3 entries", lambda t: t.update(d2t=torch.zeros(3, dtype=torch.int64)))
