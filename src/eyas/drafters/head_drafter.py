@@ -1,5 +1,7 @@
 """What the EAGLE-3 and P-EAGLE drafters share: the bound cache, prefill, and how guesses are chosen."""
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from eyas.drafters.eagle3.model import Eagle3Model
 from eyas.nn.paged import PagedContext, uniform_batch
 
 
-class HeadDrafter:
+class HeadDrafter(ABC):
     """Base of the drafters that run a head; subclasses add `propose`.
 
     With `sample_drafts`, guesses are drawn at the request's temperature and q is kept; otherwise they are
@@ -57,9 +59,9 @@ class HeadDrafter:
         batch = self._batch(committed, committed.tokens, committed.start, committed.counts)
         self._forward(batch, self._fused(committed).flatten(0, 1))
 
+    @abstractmethod
     def propose(self, committed: Committed) -> Draft:
         """Guess K tokens after the newest committed one."""
-        raise NotImplementedError
 
     def _fused(self, committed: Committed) -> Tensor:
         """Features through fc, [B, R, D]."""

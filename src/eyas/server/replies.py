@@ -6,6 +6,7 @@ accepted.
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ Logprobs = list[list[TokenLogprob]] | None
 
 
 @dataclass(slots=True)
-class Style:
+class Style(ABC):
     """One endpoint's shape.
 
     Args:
@@ -33,17 +34,17 @@ class Style:
     chunk_object = ""
     id_prefix = ""
 
+    @abstractmethod
     def content(self, output: CompletionOutput) -> dict[str, Any]:
         """A whole answer's text and log-probabilities."""
-        raise NotImplementedError
 
+    @abstractmethod
     def delta(self, piece: Piece, num_chars: int) -> dict[str, Any]:
         """A chunk's text and log-probabilities; `num_chars` of the choice were sent before."""
-        raise NotImplementedError
 
+    @abstractmethod
     def opening(self, index: int) -> dict[str, Any] | None:
         """The chunk that opens a choice, if this shape has one."""
-        raise NotImplementedError
 
     def choice(self, output: CompletionOutput) -> dict[str, Any]:
         """A whole answer."""

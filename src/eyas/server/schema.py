@@ -7,6 +7,7 @@ are taken and ignored; fields that would, and that are not served, are refused u
 
 import difflib
 import re
+from abc import abstractmethod
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -99,9 +100,9 @@ class Sampling(BaseModel):
         """Output tokens asked for."""
         return self.max_tokens
 
+    @abstractmethod
     def num_logprobs(self) -> int | None:
         """Top tokens to report for each token; None for none at all."""
-        raise NotImplementedError
 
     def to_params(self, *, default_max_tokens: int) -> SamplingParams:
         """The engine's parameters; RequestError or ApiError if one is out of range."""
