@@ -3,7 +3,8 @@
 A context stores or arranges K and V and says what each row may see:
     PagedContext  (nn/paged.py)   the engine's KV cache
     PackedContext (nn/packed.py)  whole sequences at once, causal within packed documents
-    SlotContext   (nn/packed.py)  training slots (anchor, depth)
+    TTTContext, ChainContext (nn/rollout.py)  training slots (anchor, depth)
+    SlotContext   (nn/packed.py)  the same slots through a dense mask: the twin in tests
 """
 
 from typing import Protocol

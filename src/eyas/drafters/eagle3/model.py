@@ -5,7 +5,7 @@
     (e, h, positions) --layers--> h'  --norm--> normed --lm_head--> logits [..., Vd]
                                   h' (or normed, with norm_output) is the hidden state of the next depth
 
-The same module trains (PackedContext, SlotContext) and runs (PagedContext). It never sees the target: the
+The same module trains (TTTContext, ChainContext) and runs (PagedContext). It never sees the target: the
 embedding table is handed in and shared, unless the config says that the head owns a trained one.
 """
 
