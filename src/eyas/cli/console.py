@@ -100,3 +100,18 @@ def device_and_dtype(device: str | None, dtype: str | None) -> dict[str, Any]:
     if place.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device: {place!r} is not there: torch {torch.__version__} sees no CUDA device")
     return {"device": place, "dtype": names[dtype] if dtype else None}
+
+
+def whole_numbers(text: str, flag: str) -> list[int]:
+    """Return the numbers of "1,8,64"; ConfigError naming the flag for anything else, or for less than 1."""
+    from eyas.core.errors import ConfigError
+
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise ConfigError(
+            f"{flag}: expected whole numbers from 1 with commas between, as in 1,8,64; got {text!r}"
+        )
+    return numbers

@@ -1,0 +1,16 @@
+"""`eyas bench`: measurements of speed, a command each.
+
+A command lives in a file of its own (`bench_<name>.py`) and is added below.
+"""
+
+import typer
+
+from eyas.cli.bench_step import step
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+app.command("step")(step)
+
+
+@app.callback()
+def group() -> None:
+    """Measure speed: one decode step against what the hardware allows."""
