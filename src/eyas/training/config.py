@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from eyas.core.errors import ConfigError
-from eyas.training.losses import LossKind
+from eyas.training.losses_chunk import LossKind
 
 MAX_DEPTHS = 64
 """Steps or depths that a head may be trained for; memory grows with them."""
@@ -134,9 +134,12 @@ class LossSection:
     """What becomes of slots whose teacher argmax is outside the draft vocabulary."""
     chunk: int = 4096
     """Slots whose logits are held at a time."""
+    reach: float = 0.0
+    """Share in [0, 1] of a slot's weight that follows the chance that decoding reaches it; 0 for off."""
 
     def __post_init__(self) -> None:
         _require("chunk", self.chunk, self.chunk >= 1, "at least 1")
+        _require("reach", self.reach, 0.0 <= self.reach <= 1.0, "a share in [0, 1]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

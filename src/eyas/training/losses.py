@@ -1,42 +1,64 @@
 """Loss of slots against the teacher, over the draft vocabulary, without ever holding all logits.
 
-The teacher's logits are cut to the Vd ids of the draft vocabulary and renormalised there. With z the
-drafter's logits, q = softmax(z), p the teacher's distribution and w the slot's weight:
+The teacher's logits are made from the target's final hidden state and its lm_head, cut to the Vd ids of the
+draft vocabulary and renormalised there. The kinds of loss and their gradients stand in losses_chunk.py.
 
-    soft_ce   w * -sum p log q         gradient in z: w (q - p)
-    kl        w * sum p log(p / q)     the same gradient; the value is 0 for a perfect drafter
-    hard_ce   w * -log q[argmax p]     gradient in z: w (q - onehot)
+Slots whose teacher argmax lies outside the draft vocabulary (the out-of-vocabulary rule, `loss.oov`):
+    mask    weight 0, EAGLE's rule: no draft can be right there. They stay counted in what the loss is divided
+            by, and a rollout ends at such a slot (below).
+    keep    trained against the renormalised p.
 
-Slots whose teacher argmax lies outside the draft vocabulary get weight 0 where `oov` is "mask" (EAGLE's rule:
-no draft can be right there) and are trained against the renormalised p where it is "keep".
+`slot_loss` walks over chunks of slots: logits, loss and the gradients of both inputs are made chunk by chunk
+in the forward pass, backward only scales them. So its memory is chunk * Vd for the logits, Vd * D for the
+gradient of the output matrix and slots * D for that of the hidden states; slots * Vd never appears.
+losses_eager.py has the obvious twins that tests hold it against.
 
-`slot_loss` walks over chunks of slots: logits, loss and the gradients of both inputs are made chunk by chunk,
-so memory does not grow with slots x Vd. `eager_slot_loss` is the obvious twin that tests hold it against.
+A slot's weight may follow the chance that decoding reaches it (`Reach`): the product of the head's own
+overlaps with the teacher at the slots of its rollout before it, taken as a constant. Slot (a, 3) after
+overlaps 0.9, 0.8, 0.5 weighs 0.36: what nobody will read costs little.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-LossKind = Literal["soft_ce", "kl", "hard_ce"]
+from eyas.training.losses_chunk import LossKind, chunk_loss
 
 
-def chunk_loss(logits: Tensor, teacher: Tensor, weights: Tensor, kind: LossKind) -> tuple[Tensor, Tensor]:
-    """Weighted loss (scalar) and its gradient in logits [C, Vd]; teacher logits [C, Vd], weights [C]."""
-    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    log_q = logits.to(wide).log_softmax(-1)
-    log_p = teacher.to(wide).log_softmax(-1)
-    weights = weights.to(wide)
-    if kind == "hard_ce":
-        p = functional.one_hot(log_p.argmax(-1), log_p.shape[-1]).to(wide)
-        loss = -(p * log_q).sum(-1)
-    else:
-        p = log_p.exp()
-        loss = -(p * (log_q - log_p if kind == "kl" else log_q)).sum(-1)
-    gradient = weights.unsqueeze(-1) * (log_q.exp() - p)
-    return (weights * loss).sum(), gradient.to(logits.dtype)
+class Reach:
+    """Overlaps of a batch's slots by (anchor, depth), filled as chunks come; depths must come in order.
+
+    `share` in (0, 1] mixes: a slot's weight is multiplied by (1 - share) + share * chance of being reached.
+    Anchors number all rows of the batch: row * n + anchor. Absent slots and unsupervised ones count as
+    accepted.
+    """
+
+    def __init__(
+        self,
+        num_anchors: int,
+        num_depths: int,
+        share: float,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.share = share
+        self.overlaps = torch.ones(num_anchors, num_depths, dtype=dtype, device=device)
+
+    def end_rollouts(self, anchors: Tensor, depths: Tensor, ends: Tensor) -> None:
+        """Slots [S] where `ends` (bool) accept nothing: later slots of their rollouts are never reached."""
+        flat, place = self.overlaps.view(-1), anchors * self.overlaps.shape[1] + depths
+        flat[place] = torch.where(ends, 0.0, flat[place])
+
+    def weigh(self, anchors: Tensor, depths: Tensor, weights: Tensor, overlap: Tensor) -> Tensor:
+        """Take in a chunk's overlaps [C] where it has weight, and return its weights [C]."""
+        width = self.overlaps.shape[1]
+        flat, place = self.overlaps.view(-1), anchors * width + depths
+        flat[place] = torch.where(weights > 0, overlap.to(flat.dtype), flat[place])
+        before = torch.arange(width, device=depths.device) < depths.unsqueeze(-1)
+        chance = torch.where(before, self.overlaps[anchors], 1.0).prod(-1)
+        return weights * (1.0 - self.share + self.share * chance).to(weights.dtype)
 
 
 class _SlotLoss(torch.autograd.Function):
@@ -56,6 +78,7 @@ class _SlotLoss(torch.autograd.Function):
         kind: LossKind,
         chunk: int,
         chunk_fn: Any,
+        reach: tuple[Reach, Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         weight = head_weight.to(normed.dtype)
         wide = torch.float64 if normed.dtype == torch.float64 else torch.float32
@@ -70,11 +93,16 @@ class _SlotLoss(torch.autograd.Function):
             logits = hidden @ weight.T
             teacher = teacher_hidden[teacher_index[part]] @ teacher_weight.T
             hits[part] = logits.argmax(-1) == answers[part]
-            value, gradient = chunk_fn(logits, teacher, weights[part], kind)
-            loss += value
+            values, gradient, overlap = chunk_fn(logits, teacher, kind, overlap=reach is not None)
+            scale = weights[part].to(wide)
+            if reach is not None:
+                scale = reach[0].weigh(reach[1][part], reach[2][part], scale, overlap)
+            loss += (scale * values).sum()
             if grad_normed is not None and grad_weight is not None:
-                grad_normed.index_copy_(0, slot_index[part], gradient @ weight)
-                grad_weight += gradient.T @ hidden
+                # A row's weight scales [C, D] operands, not [C, Vd] ones.
+                column = scale.unsqueeze(-1).to(normed.dtype)
+                grad_normed.index_copy_(0, slot_index[part], (gradient @ weight) * column)
+                grad_weight += gradient.T @ (hidden * column)
         if want:
             ctx.save_for_backward(grad_normed, grad_weight.to(head_weight.dtype))  # type: ignore[union-attr]
         ctx.mark_non_differentiable(hits)
@@ -83,7 +111,7 @@ class _SlotLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, grad_hits: Tensor) -> Any:  # noqa: ARG004
         grad_normed, grad_weight = ctx.saved_tensors
-        none = (None,) * 9
+        none = (None,) * 10
         return (
             grad_normed * grad_loss.to(grad_normed.dtype),
             grad_weight * grad_loss.to(grad_weight.dtype),
@@ -104,12 +132,14 @@ def slot_loss(
     kind: LossKind = "soft_ce",
     chunk: int = 4096,
     chunk_fn: Any = chunk_loss,
+    reach: tuple[Reach, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sum over C chosen slots of weight * loss, and whether each slot's argmax is its answer (bool [C]).
 
     normed [S, D] are all slots, of which slot_index [C] (distinct) are taken; teacher_hidden [T, D] with
     teacher_index [C] and teacher_weight [Vd, D] give the teacher's logits; answers [C] are draft ids (-1:
-    never a hit). Gradients flow to normed and head_weight [Vd, D].
+    never a hit). Gradients flow to normed and head_weight [Vd, D]. `reach` is a Reach with the anchors [C]
+    and depths [C] of the chosen slots, which must then come depth by depth.
     """
     result: tuple[Tensor, Tensor] = _SlotLoss.apply(  # type: ignore[no-untyped-call]
         normed,
@@ -123,22 +153,9 @@ def slot_loss(
         kind,
         chunk,
         chunk_fn,
+        reach,
     )
     return result
-
-
-def eager_slot_loss(
-    logits: Tensor, teacher_logits: Tensor, weights: Tensor, kind: LossKind = "soft_ce"
-) -> Tensor:
-    """The same loss from whole logits [C, Vd], by autograd: what the definition says, nothing saved."""
-    log_q = torch.log(torch.softmax(logits, -1))
-    p = torch.softmax(teacher_logits, -1)
-    if kind == "hard_ce":
-        return (weights * -log_q.gather(-1, p.argmax(-1, keepdim=True)).squeeze(-1)).sum()
-    cross_entropy = -(p * log_q).sum(-1)
-    if kind == "kl":
-        cross_entropy = cross_entropy + (p * torch.log(p)).sum(-1)
-    return (weights * cross_entropy).sum()
 
 
 def compact(weights: Tensor, size: int) -> Tensor:

@@ -13,7 +13,8 @@ from eyas.drafters.eagle3.model import Eagle3Model
 from eyas.targets.base import Target
 from eyas.training.capture import Captured, capture
 from eyas.training.config import LossSection
-from eyas.training.losses import chunk_loss, compact, slot_loss
+from eyas.training.losses import Reach, compact, slot_loss
+from eyas.training.losses_chunk import chunk_loss
 from eyas.training.objectives.base import Objective
 from eyas.training.rows import DraftRows, draft_rows, shift_features, teacher_rows
 from eyas.training.slots import Slots, guess_index
@@ -95,6 +96,21 @@ class TrainStep:
         weights = counted * self.depth_weights[slots.depths]
         return weights.flatten(), answers.flatten(), counted
 
+    def _reach(
+        self, slots: Slots, row_length: int, answers: Tensor, chosen: Tensor
+    ) -> tuple[Reach, Tensor, Tensor] | None:
+        """What weighs the chosen slots by the chance that they are reached (losses.Reach), if that is on."""
+        if not self.loss.reach:
+            return None
+        batch = slots.anchors.shape[0]
+        rows = torch.arange(batch, device=answers.device).unsqueeze(1) * row_length
+        anchors = (slots.anchors + rows).flatten()
+        depths = slots.depths.expand_as(slots.anchors).flatten()
+        reach = Reach(batch * row_length, self.objective.num_depths, self.loss.reach, device=answers.device)
+        if self.loss.oov == "mask":
+            reach.end_rollouts(anchors, depths, slots.supervised.flatten() & (answers < 0))
+        return reach, anchors[chosen], depths[chosen]
+
     def normaliser(self, prepared: Prepared) -> Tensor:
         """What the loss of a step is divided by, summed over its batches: supervised slots (see Objective).
 
@@ -132,6 +148,7 @@ class TrainStep:
             kind=self.loss.kind,
             chunk=chunk,
             chunk_fn=self._chunk,
+            reach=self._reach(slots, n, answers, chosen),
         )
         loss = loss / normaliser.clamp(min=1)
         if backward:

@@ -98,6 +98,16 @@ def test_learning_by_heart_improves_acceptance(kind, world, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+def test_overlap_loss_weighted_by_reach_learns_too(kind, world, tmp_path):
+    target, store = world
+    config = recipe(tmp_path, kind, max_steps=40)
+    trainer = Trainer(replace(config, loss=LossSection(kind="lk_hybrid", reach=0.9, chunk=64)), target, store)
+    before = measure(trainer.step, trainer.vocab_map, trainer.validation, batch_rows=4).simulated_al
+    trainer.train()
+    assert trainer._last_validation["simulated_al"] > before + 0.5
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
 def test_simulated_and_decoded_acceptance_length_agree(kind, world, tmp_path):
     """A head that knows its data by heart drafts as well in the engine as validation says."""
     from eyas.core.sampling import SamplingParams
