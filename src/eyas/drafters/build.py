@@ -114,13 +114,28 @@ def build_drafter(
         device=device,
         dtype=dtype,
     )
+    return head_drafter(
+        head, num_draft_tokens=num_draft_tokens, tree=tree, sample_drafts=sample_drafts, uniform=uniform
+    )
+
+
+def head_drafter(
+    head: LoadedHead,
+    *,
+    num_draft_tokens: int | None = None,
+    tree: TreeBudget | None = None,
+    sample_drafts: bool = False,
+    uniform: Uniform | None = None,
+) -> Drafter:
+    """The drafter that runs a head: trees of a budget, or chains of K (by default the kind's own)."""
     model, kind = head.model, head.config.kind
     pack_linears(model)
     if tree is not None:
         return _tree_drafter(head, tree)
+    count = DEFAULT_NUM_DRAFT_TOKENS[kind] if num_draft_tokens is None else num_draft_tokens
     if isinstance(model, PEagleModel):
-        return PEagleDrafter(model, head.vocab_map, count[kind], sample_drafts=sample_drafts, uniform=uniform)
-    return Eagle3Drafter(model, head.vocab_map, count[kind], sample_drafts=sample_drafts, uniform=uniform)
+        return PEagleDrafter(model, head.vocab_map, count, sample_drafts=sample_drafts, uniform=uniform)
+    return Eagle3Drafter(model, head.vocab_map, count, sample_drafts=sample_drafts, uniform=uniform)
 
 
 def _check_tree(name: str, tree: TreeBudget, num_draft_tokens: int | None, *, sample_drafts: bool) -> None:

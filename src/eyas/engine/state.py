@@ -47,6 +47,8 @@ class EngineState:
         """int64 [S + 1, N], core/batch.Draft.parents; None where drafts are chains."""
         self.draft_probs: Tensor | None = None
         """float32 [S + 1, K, V], the q of sampled drafts; made when the first such draft is committed."""
+        self.forced_rates: Tensor | None = None
+        """[D], verify/forced_lossy.acceptance_rates; set by timing runs alone, before a graph is captured."""
         self.length = torch.zeros(rows, dtype=torch.int64, device=device)
         self.page_table = torch.zeros(rows, pages, dtype=torch.int32, device=device)
         # A run of K + 1 tokens may be written behind the last valid position: the host drops those tokens.

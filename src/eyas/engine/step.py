@@ -34,10 +34,12 @@ from eyas.core.tree_rows import TreeRows
 from eyas.drafters.base import Drafter
 from eyas.engine.sampler import Needs, bad_requests, choose, row_positions, target_probs
 from eyas.engine.state import EngineState
+from eyas.kernels.reference.random import ACCEPT, uniform
 from eyas.nn.paged import PagedContext, uniform_batch
 from eyas.nn.tree_paged import move_rows, tree_batch
 from eyas.targets.decoder import Decoder
 from eyas.verify.accepted import Accepted
+from eyas.verify.forced_lossy import force_lossy
 from eyas.verify.greedy import accept_by_match
 from eyas.verify.rejection import reject_sampled
 from eyas.verify.tree import AcceptedPath, accept_tree
@@ -147,15 +149,26 @@ def accept(
         )
     elif state.tree is None or verified.tree is None:
         choices, bad_rows = choose(*arguments, needs)
-        accepted = accept_by_match(choices, verified.drafts)
+        accepted = accept_by_match(*_forced(state, slots, verified, choices))
     else:
         choices, bad_rows = choose(*arguments, needs, verified.tree)
-        tokens = torch.cat((choices[:, :1], verified.drafts), dim=1)
+        choices, drafts = _forced(state, slots, verified, choices)
+        tokens = torch.cat((choices[:, :1], drafts), dim=1)
         accepted = accept_tree(choices, tokens, verified.tree, state.tree.depth)
         bad_rows = bad_rows.gather(1, accepted.nodes)
     counts = torch.where(bad_requests(bad_rows, accepted.counts), 0, accepted.counts)
     drafted = (verified.drafts >= 0).sum(1)
     return accepted, torch.cat((accepted.tokens, counts.unsqueeze(1), drafted.unsqueeze(1)), dim=1)
+
+
+def _forced(state: EngineState, slots: Tensor, verified: Verified, choices: Tensor) -> tuple[Tensor, Tensor]:
+    """Choices and drafts as they are; in a timing run they agree at forced rates (verify/forced_lossy)."""
+    if state.forced_rates is None:
+        return choices, verified.drafts
+    # Greedy requests have no seed of their own: the slot tells them apart.
+    seeds = (state.sampling.seeds[slots] + slots).unsqueeze(1)
+    uniforms = uniform(seeds, row_positions(verified.start + 1, state.forced_rates.numel()), ACCEPT)
+    return force_lossy(choices, verified.drafts, state.forced_rates, uniforms, verified.tree)
 
 
 def expand(
