@@ -47,6 +47,8 @@ class EngineState:
         """int64 [S + 1, N], core/batch.Draft.parents; None where drafts are chains."""
         self.draft_probs: Tensor | None = None
         """float32 [S + 1, K, V], the q of sampled drafts; made when the first such draft is committed."""
+        self.draft_limit = torch.full((rows,), num_draft_tokens, dtype=torch.int64, device=device)
+        """Drafts from here on are not verified: SamplingParams.num_draft_tokens."""
         self.forced_rates: Tensor | None = None
         """[D], verify/forced_lossy.acceptance_rates; set by timing runs alone, before a graph is captured."""
         self.length = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -86,16 +88,27 @@ class EngineState:
                 [request.slot for request in requests],
                 [length - 1 for length in lengths],
                 [(request.output_ids or request.prompt_ids)[-1] for request in requests],
+                [self._limit(request) for request in requests],
             ]
         )
         self.length[rows[0]] = rows[1]
         self.last_token[rows[0]] = rows[2]
+        self.draft_limit[rows[0]] = rows[3]
         self.drafts[rows[0]] = -1
         if self.draft_probs is not None:
             self.draft_probs[rows[0]] = 0.0
         self.set_pages([(r.slot, i, page) for r in requests for i, page in enumerate(r.pages)])
         for request in requests:
             self._set_sampling(request)
+
+    def limited(self, slots: Tensor, drafts: Tensor) -> Tensor:
+        """Drafts [B, K] with -1 from each request's limit on.
+
+        Example: limits [1, 3], drafts [[5, 6, 7], [8, 9, 10]] -> [[5, -1, -1], [8, 9, 10]]. A tree's parents
+        come before their children, so what is left of it is a tree.
+        """
+        index = torch.arange(drafts.shape[1], device=drafts.device)
+        return torch.where(index < self.draft_limit[slots].unsqueeze(1), drafts, -1)
 
     def set_pages(self, entries: Sequence[tuple[int, int, int]]) -> None:
         """Write (slot, index, page) entries of the page table in one transfer."""
@@ -107,6 +120,10 @@ class EngineState:
         """Integers of the host as int64 [len(rows), n] on the device, in one transfer."""
         host = torch.tensor(rows, dtype=torch.int64)
         return host.to(self.device, non_blocking=True)
+
+    def _limit(self, request: Request) -> int:
+        asked = request.params.num_draft_tokens
+        return self.num_draft_tokens if asked is None else min(asked, self.num_draft_tokens)
 
     def _set_sampling(self, request: Request) -> None:
         # A greedy step reads no sampling row, but a greedy request may share a batch with sampled ones and

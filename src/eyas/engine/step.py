@@ -226,7 +226,7 @@ def commit(
     state.last_token[slots] = newest
     state.length[slots] = torch.where(slots < state.num_slots, verified.start + accepted.counts, 0)
     if draft is not None:
-        state.drafts[slots] = draft.tokens
+        state.drafts[slots] = state.limited(slots, draft.tokens)
         if draft.parents is not None:
             assert state.draft_parents is not None, "a drafter of trees says so before (TreeBudget)"
             state.draft_parents[slots] = draft.parents
