@@ -65,6 +65,9 @@ class SamplingParams:
     logprobs: int | None = None
     """Return the log-probability of each token and of the top n (before any processing)."""
     skip_special_tokens: bool = True
+    num_draft_tokens: int | None = None
+    """At most so many drafts a step (nodes, where drafts are trees); None for as many as the drafter makes.
+    The tokens are the same with any."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -84,6 +87,7 @@ class SamplingParams:
             ("min_tokens", self.min_tokens >= 0, "0 or more"),
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
             ("stop", all(self.stop), "non-empty strings"),
+            ("num_draft_tokens", (self.num_draft_tokens or 0) >= 0, "None, or 0 (no drafts) or more"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 100, "None or 0 to 100"),
         )
         for name, good, rule in checks:
@@ -97,7 +101,7 @@ class SamplingParams:
         for name in _INTEGERS:
             if not _is_integer(getattr(self, name)):
                 raise self._wrong_type(name, "an integer")
-        for name in ("seed", "logprobs"):
+        for name in ("seed", "logprobs", "num_draft_tokens"):
             if getattr(self, name) is not None and not _is_integer(getattr(self, name)):
                 raise self._wrong_type(name, "an integer or None")
         for name in _NUMBERS:
