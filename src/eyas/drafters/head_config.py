@@ -12,6 +12,8 @@ those of the public checkpoint formats and keep their names:
     norm_output            the next step is fed the state after the final norm (EAGLE-3.1)
     attention_bias         q, k and v have biases
     qk_norm                RMSNorm over each head's queries and keys (Qwen3 style)
+    markov_rank            rank of peagle's correction by the token before (drafters/peagle/markov.py); 0 for
+    none
 """
 
 from dataclasses import dataclass
@@ -59,6 +61,7 @@ class HeadConfig:
     """The head owns an embedding table [V, D] instead of sharing the target's."""
     mask_token_id: int | None = None
     """P-EAGLE: an id that no text contains; its embedding row is learned."""
+    markov_rank: int = 0
 
     def __post_init__(self) -> None:
         last = self.target_num_layers
@@ -90,6 +93,8 @@ class HeadConfig:
                 self.mask_token_id is None or 0 <= self.mask_token_id < self.vocab_size,
                 f"below the vocabulary of {self.vocab_size}",
             ),
+            ("markov_rank", 0 <= self.markov_rank <= self.draft_vocab_size, f"0 .. {self.draft_vocab_size}"),
+            ("markov_rank", self.kind == "peagle" or not self.markov_rank, "0 for eagle3"),
         )
         for name, good, rule in checks:
             if not good:
@@ -113,6 +118,7 @@ class HeadConfig:
         qk_norm: bool = False,
         trained_embedding: bool = False,
         mask_token_id: int | None = None,
+        markov_rank: int = 0,
     ) -> "HeadConfig":
         """Return a head with the target's shapes: 1 layer for eagle3, 4 for peagle, full vocabulary."""
         return cls(
@@ -139,6 +145,7 @@ class HeadConfig:
             qk_norm=qk_norm,
             trained_embedding=trained_embedding,
             mask_token_id=mask_token_id,
+            markov_rank=markov_rank,
         )
 
     @property

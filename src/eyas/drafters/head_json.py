@@ -71,6 +71,7 @@ def read_config(values: dict[str, Any], target: TargetConfig, *, where: str) -> 
         windows=_windows(body, num_layers, where),
         trained_embedding=hidden_size != target_hidden,
         mask_token_id=_mask_token_id(values, kind, where),
+        markov_rank=_integer(values, "markov_rank", where) if values.get("markov_rank") else 0,
         **flags,
     )
 
@@ -88,6 +89,8 @@ def write_plain(config: HeadConfig) -> dict[str, Any]:
     values.update(aux_fields(config))
     if config.mask_token_id is not None:
         values.update(dict.fromkeys(MASK_ID_KEYS, config.mask_token_id))
+    if config.markov_rank:
+        values["markov_rank"] = config.markov_rank
     return values
 
 

@@ -6,6 +6,7 @@ Read in vLLM 0.33, SGLang 0.5.23, speculators 0.9 and the EAGLE authors' reposit
     sglang        EAGLE-3 only; residual always un-normalised, no biases, no q/k norm, no windows; always the
                   target's embedding table; layer ids one less than vLLM's, so none can be 0
     speculators   vLLM's loader for it does not hand fc_norm and norm_output on to P-EAGLE
+    all           no Markov correction
     eagle         one layer, no flags, the default three captured layers, the target's table
 """
 
@@ -36,6 +37,7 @@ def refusals(config: HeadConfig, engine: Engine) -> list[Refusal]:
             found.append(Refusal(flag, reason))
 
     peagle = config.kind == "peagle"
+    refuse("markov_rank", bool(config.markov_rank), "it has no correction by the token before")
     if engine == "speculators" and peagle:
         for flag in ("fc_norm", "norm_output"):
             refuse(flag, getattr(config, flag), "vLLM's speculators loader drops it for peagle heads")

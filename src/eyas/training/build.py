@@ -12,6 +12,7 @@ from eyas.data.vocab_count import TokenCounts, choose_mask_token, draft_vocabula
 from eyas.drafters.artifact import load_head, make_model
 from eyas.drafters.eagle3.model import Eagle3Model
 from eyas.drafters.head_config import HeadConfig
+from eyas.drafters.peagle.markov import Markov
 from eyas.drafters.peagle.model import PEagleModel
 from eyas.targets.base import Target
 from eyas.training.config import Eagle3Section, HeadSection, PEagleSection, TrainConfig
@@ -61,6 +62,7 @@ def build_head(
         qk_norm=head.qk_norm,
         trained_embedding=head.train_embeddings == "all",
         mask_token_id=mask_token,
+        markov_rank=head.markov_rank,
     )
     table = target.decoder.embed_tokens.weight
     model = make_model(shape, table)
@@ -84,6 +86,8 @@ def _initialise(
                     module.bias.zero_()
         if isinstance(model, PEagleModel):
             model.mask_hidden.copy_(torch.randn(model.mask_hidden.shape, generator=generator))
+            if model.markov is not None:
+                model.markov.reset(generator)
         if head.init_lm_head_from_target:
             rows = target.decoder.lm_head_weight[vocab_map.target_ids.to(target.device)]
             model.lm_head.weight.copy_(rows.float())
@@ -126,6 +130,8 @@ def _warm_start(
             counts, target.tokenizer, template_ids=template_ids, wanted=config.head.mask_token_id
         )
         model = _peagle_from_eagle3(model, config.head, mask_token, seed=config.run.seed)
+    if isinstance(model, PEagleModel) and config.head.markov_rank and model.markov is None:
+        _add_markov(model, config.head.markov_rank, seed=config.run.seed)
     mask = model.config.mask_token_id
     if mask is not None and counts.all[mask]:
         raise ConfigError(
@@ -134,6 +140,14 @@ def _warm_start(
     model.requires_grad_(requires_grad=True)
     _freeze(model, config.head)
     return model, loaded.vocab_map.to(target.device), coverage
+
+
+def _add_markov(model: PEagleModel, rank: int, *, seed: int) -> None:
+    """Give a head the correction; its guesses stay what they were until that is trained."""
+    model.config = replace(model.config, markov_rank=rank)
+    model.markov = Markov(model.config.draft_vocab_size, rank)
+    model.markov.reset(torch.Generator().manual_seed(seed))
+    model.markov.to(model.fc.weight.device)
 
 
 def _peagle_from_eagle3(old: Eagle3Model, head: HeadSection, mask_token: int, *, seed: int) -> PEagleModel:

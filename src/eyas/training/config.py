@@ -62,6 +62,9 @@ class HeadSection:
     norm_output: bool = False
     attention_bias: bool = False
     qk_norm: bool = False
+    markov_rank: int = 0
+    """peagle: rank of the correction by the token before (drafters/peagle/markov.py); 0 for none. A warm
+    start from a head without one adds it."""
     train_embeddings: Literal["none", "mask", "all"] = "mask"
     """none: not even peagle's mask row; mask: only that row; all: the whole table."""
     mask_token_id: int | None = None
@@ -78,6 +81,7 @@ class HeadSection:
         for name in ("num_layers", "draft_vocab_size", "intermediate_size"):
             size = getattr(self, name)
             _require(name, size, size is None or size >= 1, "at least 1, or left out")
+        _require("markov_rank", self.markov_rank, self.markov_rank >= 0, "0 (off) or a rank")
         _require("aux_layers", self.aux_layers, self.aux_layers != (), "at least one layer, or left out")
         _require("init_std", self.init_std, self.init_std > 0, "positive")
         _require("final_norm_scale", self.final_norm_scale, self.final_norm_scale > 0, "positive")
@@ -256,6 +260,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         mask = self.head.mask_token_id
         peagle = isinstance(self.objective, PEagleSection)
+        rank = self.head.markov_rank
+        _require("head.markov_rank", rank, peagle or not rank, "left out: only peagle has the correction")
         _require("head.mask_token_id", mask, peagle or mask is None, "left out: only peagle has a mask token")
         if isinstance(self.objective, PEagleSection):
             _require(

@@ -46,6 +46,14 @@ def make_slots(
     return Slots(anchors, depths, segments, same & rows.supervised.gather(1, place), blocks)
 
 
+def previous_tokens(slots: Slots, rows: DraftRows) -> Tensor:
+    """The data's token that the slot before guesses, int64 [B, M]; -1 at depth 0, which has none.
+
+    Slot (a, k) follows the token of row a + k: tokens x1 x2 x3, slot (0, 1) -> x2, slot (0, 2) -> x3.
+    """
+    return torch.where(slots.depths > 0, rows.tokens.gather(1, guess_index(slots, rows.tokens.shape[1])), -1)
+
+
 def guess_index(slots: Slots, row_length: int) -> Tensor:
     """Row whose guess each slot makes, int64 [B, M]; clamped where a slot runs out of the row."""
     return (slots.anchors + slots.depths).clamp(max=row_length - 1)

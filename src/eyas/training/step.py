@@ -10,6 +10,7 @@ from torch import Tensor
 from eyas.core.vocab_map import VocabMap
 from eyas.data.loader import Batch
 from eyas.drafters.eagle3.model import Eagle3Model
+from eyas.drafters.peagle.model import PEagleModel
 from eyas.targets.base import Target
 from eyas.training.capture import Captured, capture
 from eyas.training.config import LossSection
@@ -17,7 +18,7 @@ from eyas.training.losses import Reach, compact, slot_loss
 from eyas.training.losses_chunk import chunk_loss
 from eyas.training.objectives.base import Objective
 from eyas.training.rows import DraftRows, draft_rows, shift_features, teacher_rows
-from eyas.training.slots import Slots, guess_index
+from eyas.training.slots import Slots, guess_index, previous_tokens
 
 
 @dataclass(slots=True)
@@ -81,6 +82,15 @@ class TrainStep:
             normed = self.objective.forward(self.model, rows, shifted, slots)
         return normed if self.autocast is None else normed.to(self.autocast)
 
+    def output(self, normed: Tensor, rows: DraftRows, slots: Slots) -> tuple[Tensor, Tensor]:
+        """The lm_head's input [B, M, D] and weight, or both with the columns of a Markov correction."""
+        weight = self.model.lm_head.weight
+        if not isinstance(self.model, PEagleModel) or self.model.markov is None:
+            return normed, weight
+        previous = previous_tokens(slots, rows)
+        previous = torch.where(previous >= 0, self.draft_ids[previous.clamp(min=0)], -1)
+        return self.model.markov.joined(normed, weight, previous)
+
     def prepare(self, batch: Batch, num_supervised: list[int], *, seed: int, max_supervised: int) -> Prepared:
         """Choose the batch's slots; num_supervised holds the supervised draft rows of each of its rows."""
         rows = draft_rows(batch)
@@ -130,6 +140,7 @@ class TrainStep:
             )
             weights, answers, counted = self.weigh(prepared, captured)
         normed = self._forward(prepared.batch, rows, captured.features, slots)
+        normed, head_weight = self.output(normed, rows, slots)
         batch, n = rows.tokens.shape
         chunk = min(self.loss.chunk, weights.numel())
         chosen = compact(weights, min(-(-prepared.bound // chunk) * chunk, weights.numel()))
@@ -138,7 +149,7 @@ class TrainStep:
         teacher = (base + (guess_index(slots, n) + 1).clamp(max=n - 1)).flatten()
         loss, hits = slot_loss(
             normed.flatten(0, 1),
-            self.model.lm_head.weight,
+            head_weight,
             captured.hidden.flatten(0, 1).to(normed.dtype),
             self.teacher_weight.to(normed.dtype),
             slot_index=chosen,

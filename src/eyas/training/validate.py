@@ -30,10 +30,11 @@ def _measure_batch(step: TrainStep, vocab_map: VocabMap, batch: Batch, count: Ac
     with step.autocasting():
         shifted = shift_features(batch, captured.features.to(model.fc.weight.dtype))
         normed = objective.forward(model, rows, shifted, slots)
+        normed, head_weight = step.output(normed, rows, slots)
     choices = teacher_rows(captured.choices)
     n, depths = rows.tokens.shape[1], slots.depths.expand_as(slots.anchors)
     place = guess_index(slots, n)
-    drafts = vocab_map.to_target(draft_argmax(normed, model.lm_head.weight))
+    drafts = vocab_map.to_target(draft_argmax(normed, head_weight))
     on_path = (choices == rows.answers).gather(1, place)
     grids = [
         on_grid(values, slots.anchors, depths, n, objective.num_depths)

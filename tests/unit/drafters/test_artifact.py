@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eyas.core.errors import HeadMismatchError, ModelFormatError
+from eyas.core.errors import ConfigError, HeadMismatchError, ModelFormatError
 from eyas.core.model_config import TargetIdentity
 from eyas.core.vocab_map import VocabMap
 from eyas.drafters.artifact import load_head, make_model, save_head
@@ -49,6 +49,26 @@ def edit_tensors(folder, change):
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
+
+
+def test_a_markov_head_keeps_its_correction(tmp_path):
+    model, vocab_map = drafter_rounds.head("peagle", markov_rank=6)
+    with torch.no_grad():
+        model.markov.out.normal_()
+    for packed in (False, True):
+        save_head(tmp_path, model, vocab_map, meta={}, identity=WHO, packed=packed)
+        loaded = load_head(tmp_path, TARGET, model.embed_weight, identity=WHO)
+        assert loaded.config == model.config
+        torch.testing.assert_close(loaded.model.markov.out, model.markov.out, rtol=0, atol=0.02 * packed)
+        torch.testing.assert_close(loaded.model.markov.table, model.markov.table, rtol=0, atol=0.02 * packed)
+    edit_config(tmp_path, markov_rank=...)
+    with pytest.raises(ModelFormatError, match=r"unknown tensors: markov.out, markov.table"):
+        load_head(tmp_path, TARGET, model.embed_weight, identity=WHO)
+
+
+def test_eagle3_has_no_markov_correction():
+    with pytest.raises(ConfigError, match="markov_rank=6: it must be 0 for eagle3"):
+        drafter_rounds.head("eagle3", markov_rank=6)
 
 
 @KINDS

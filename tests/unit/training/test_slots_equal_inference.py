@@ -18,6 +18,7 @@ from eyas.nn.paged import allocate_cache
 from eyas.training.objectives.eagle3 import Eagle3Objective
 from eyas.training.objectives.peagle import PEagleObjective
 from eyas.training.rows import draft_rows, shift_features
+from eyas.training.slots import previous_tokens
 
 K, PAGE, LIMIT = 4, 4, 48
 
@@ -43,7 +44,7 @@ def committed(ids, features, start, count, rows):
     )
 
 
-def training_probs(model, objective, ids, features, anchor):
+def training_probs(model, objective, ids, features, anchor, vocab_map):
     """softmax over the draft vocabulary of slots (anchor, 0 .. K - 1), [requests, K, Vd]."""
     length = ids.shape[1]
     # A neighbour in front of the document: neither its tokens nor its length may matter.
@@ -59,14 +60,27 @@ def training_probs(model, objective, ids, features, anchor):
     stacked = torch.cat((torch.randn(2, lead, features.shape[-1]), features), dim=1)
     slots = objective.all_slots(rows)
     normed = objective.forward(model, rows, shift_features(batch, stacked), slots)
+    weight = model.lm_head.weight
+    if model.config.markov_rank:
+        previous = previous_tokens(slots, rows)
+        known = torch.where(previous >= 0, vocab_map.draft_ids(previous.clamp(min=0)), -1)
+        normed, weight = model.markov.joined(normed, weight, known)
     wanted = slots.anchors == anchor + lead
     picked = normed[wanted].view(2, -1, normed.shape[-1])
     assert slots.depths.expand_as(wanted)[wanted].view(2, -1)[0].tolist() == list(range(K))
-    return torch.softmax(model.logits(picked), -1)
+    return torch.softmax(picked @ weight.T, -1)
 
 
-@pytest.mark.parametrize("flags", [{}, {"fc_norm": True, "norm_output": True}])
-@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        ("eagle3", {}),
+        ("eagle3", {"fc_norm": True, "norm_output": True}),
+        ("peagle", {}),
+        ("peagle", {"fc_norm": True, "norm_output": True}),
+        ("peagle", {"markov_rank": 5}),
+    ],
+)
 def test_training_logits_equal_inference_logits(kind, flags):
     torch.manual_seed(0)
     model = make_head(kind, dtype=torch.float32, **flags)
@@ -87,6 +101,6 @@ def test_training_logits_equal_inference_logits(kind, flags):
         text = torch.cat((ids[:, : anchor + 2], draft.tokens), dim=1)
         known = torch.nn.functional.pad(features[:, : anchor + 1], (0, 0, 0, K + 1))
         with torch.no_grad():
-            expected = training_probs(model, objective, text, known, anchor)
+            expected = training_probs(model, objective, text, known, anchor, vocab_map)
         torch.testing.assert_close(vocab_map.restrict(draft.probs), expected, rtol=2e-5, atol=1e-6)
         assert expected.max() > 0.1  # a flat distribution would not show a difference

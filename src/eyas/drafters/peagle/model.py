@@ -6,7 +6,8 @@ know neither, so all of them read the same two learned vectors and tell themselv
     mask_embedding [D]      the row of `mask_token_id` in the embedding table
     mask_hidden [A * Dt]    stands in for the features, before the norms and fc
 
-Layer 0 is EAGLE-3's fused layer, the others are plain; 4 layers in the paper.
+Layer 0 is EAGLE-3's fused layer, the others are plain; 4 layers in the paper. With `markov_rank` each guess
+also hears the guess before it (markov.py).
 """
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from eyas.core.errors import ConfigError
 from eyas.drafters.eagle3.model import Eagle3Model
 from eyas.drafters.head_config import HeadConfig
+from eyas.drafters.peagle.markov import Markov
 
 
 class PEagleModel(Eagle3Model):
@@ -27,6 +29,8 @@ class PEagleModel(Eagle3Model):
         self.mask_token_id = config.mask_token_id
         self.mask_hidden = nn.Parameter(torch.randn(config.feature_size))
         self.mask_embedding = nn.Parameter(embed_weight[self.mask_token_id].detach().clone())
+        rank = config.markov_rank
+        self.markov = Markov(config.draft_vocab_size, rank) if rank else None
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Target token ids [...] -> [..., D]; mask_token_id gives mask_embedding."""

@@ -51,7 +51,11 @@ class PEagleDrafter(HeadDrafter):
     @torch.no_grad()
     def propose(self, committed: Committed) -> Draft:
         """Guess K tokens; see eyas.drafters.base.Drafter."""
-        guesses, probs = self._choose(self._guess_rows(committed), committed, 0)
+        normed = self._guess_rows(committed)
+        if self._peagle.markov is not None:
+            logits = self.model.logits(normed)
+            return self._peagle.markov.draft(logits, committed, self.vocab_map, self.uniform)
+        guesses, probs = self._choose(normed, committed, 0)
         return Draft(guesses, probs)
 
     def _guess_rows(self, committed: Committed) -> Tensor:

@@ -3,6 +3,7 @@
 import torch
 
 from eyas.core.batch import Committed, Draft
+from eyas.core.errors import ConfigError
 from eyas.core.tree import TreeBudget
 from eyas.core.vocab_map import VocabMap
 from eyas.drafters.peagle.model import PEagleModel
@@ -15,6 +16,8 @@ class PEagleTreeDrafter(PEagleDrafter):
 
     def __init__(self, model: PEagleModel, vocab_map: VocabMap, tree: TreeBudget) -> None:
         super().__init__(model, vocab_map, tree.depth)
+        if model.markov is not None:
+            raise ConfigError("a head with markov_rank drafts chains; leave the tree out")
         self.tree = self.budget = tree
 
     @torch.no_grad()
