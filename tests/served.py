@@ -37,7 +37,7 @@ def tiny_llm(
 class Served:
     """Context manager: the server runs inside, and has given everything back after."""
 
-    def __init__(self, llm: LLM | None = None, **settings: Any) -> None:
+    def __init__(self, llm: LLM | list[LLM] | None = None, **settings: Any) -> None:
         self.llm = llm or tiny_llm()
         self.app = build_app(self.llm, ServerSettings(**settings))
         self.service = self.app.state.service
@@ -73,10 +73,11 @@ class Served:
         return [json.loads(line) for line in lines]
 
     def metric(self, name: str) -> float:
-        for line in self.http.get("/metrics").text.splitlines():
-            if line.startswith(name + " "):
-                return float(line.split()[-1])
-        raise AssertionError(name)
+        """The sum over the label sets of a metric, or one sample if its labels are given."""
+        lines = self.http.get("/metrics").text.splitlines()
+        values = [float(line.split()[-1]) for line in lines if line.startswith((name + " ", name + "{"))]
+        assert values, name
+        return sum(values)
 
     def idle(self) -> bool:
         """Whether nothing runs or waits and every page is free."""

@@ -13,7 +13,13 @@ def command(
     ],
     *,
     head: Annotated[
-        str | None, typer.Option("--head", "--drafter", help="A head folder, prompt_lookup, or small:PATH.")
+        list[str] | None,
+        typer.Option(
+            "--head",
+            "--drafter",
+            help="A head folder, prompt_lookup, small:PATH, or none. Given several times, each is served, "
+            "as NAME:METHOD, and the first as NAME too.",
+        ),
     ] = None,
     k: Annotated[int | None, typer.Option("--num-draft-tokens", "-k", min=1, help="Drafts per step.")] = None,
     tree: Annotated[
@@ -57,6 +63,7 @@ def command(
     from eyas.core.errors import ConfigError
 
     try:
+        from eyas.server.methods import share_of_rest
         from eyas.server.run import serve
         from eyas.server.settings import ServerSettings
     except ModuleNotFoundError as error:
@@ -74,25 +81,32 @@ def command(
         drain_seconds=drain_seconds,
     )
     loaded = load_target(target, **console.device_and_dtype(device, dtype))
-    llm = LLM(
-        loaded,
-        head,
-        num_draft_tokens=k,
-        sample_drafts=sample_drafts,
-        tree=tree,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-        num_pages=num_pages,
-        gpu_memory_fraction=gpu_memory_fraction,
-    )
+    heads: list[str | None] = [None if one == "none" else one for one in head or ["none"]]
+    llms = [
+        LLM(
+            loaded,
+            one,
+            num_draft_tokens=k if one or len(heads) == 1 else None,
+            sample_drafts=sample_drafts,
+            tree=tree if one or len(heads) == 1 else None,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            num_pages=num_pages,
+            gpu_memory_fraction=share_of_rest(gpu_memory_fraction, number, len(heads)),
+        )
+        for number, one in enumerate(heads)
+    ]
     notes = console.notes()
     if api_key is None and host not in {"127.0.0.1", "localhost", "::1"}:
         notes.print(f"note: {host} is seen by others and no --api-key is set", style="yellow")
-    drafter = "no drafter" if llm.drafter is None else f"{llm.drafter.name}, K = {llm.num_draft_tokens}"
+    drafters = ", ".join(
+        "plain" if llm.drafter is None else f"{llm.drafter.name} K = {llm.num_draft_tokens}" for llm in llms
+    )
     served = name or loaded.identity.name
 
     def ready(address: str) -> None:
-        notes.print(f"{served} ({drafter}) at {address}/v1", markup=False, soft_wrap=True)
+        notes.print(f"{served} ({drafters}) at {address}/v1", markup=False, soft_wrap=True)
+        notes.print(f"a page to try it: {address}", markup=False, soft_wrap=True)
 
-    if not serve(llm, settings, on_ready=ready):
+    if not serve(llms, settings, on_ready=ready):
         raise typer.Exit(1)

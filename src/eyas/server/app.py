@@ -12,19 +12,20 @@ from starlette.responses import JSONResponse, Response
 from eyas.engine.llm import LLM
 from eyas.server.errors import ApiError
 from eyas.server.http import ClientGoneError
+from eyas.server.methods import Methods
 from eyas.server.service import Service
 from eyas.server.settings import ServerSettings
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def build_app(llm: LLM, settings: ServerSettings | None = None) -> FastAPI:
-    """An ASGI application around an LLM that nobody else uses; `app.state.service` is its Service.
+def build_app(llms: LLM | list[LLM] | Methods, settings: ServerSettings | None = None) -> FastAPI:
+    """An ASGI application around LLMs that nobody else uses; `app.state.service` is its Service.
 
     The engine's thread starts and ends with the application's lifespan.
     """
     settings = settings or ServerSettings()
-    service = Service(llm, settings)
+    service = Service(Methods.of(llms), settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 - the framework's signature
@@ -91,10 +92,7 @@ def build_app(llm: LLM, settings: ServerSettings | None = None) -> FastAPI:
 
     @app.get("/v1/models/{name:path}", dependencies=guarded)
     async def model(name: str) -> JSONResponse:
-        if name != service.model_name:
-            message = f"no model {name!r} here; this server has {service.model_name!r}"
-            raise ApiError(message, status=404, param="model", code="model_not_found")
-        return JSONResponse(service.model())
+        return JSONResponse(service.model(name))
 
     @app.get("/health")
     async def health() -> JSONResponse:

@@ -21,9 +21,10 @@ from typing import Any
 
 from eyas.engine.feed import GroupFeed, Piece
 from eyas.engine.intake import Group
-from eyas.engine.llm import LLM, EngineLoad
+from eyas.engine.llm import EngineLoad
 from eyas.engine.results import Decode
 from eyas.server.errors import ApiError
+from eyas.server.methods import Methods
 
 log = logging.getLogger("eyas.server")
 
@@ -38,8 +39,8 @@ class Ticket:
     Choices are numbered through: completion i of prompt j is number j * n + i.
     """
 
-    def __init__(self, request_id: str, groups: Sequence[Group]) -> None:
-        self.request_id, self.groups = request_id, groups
+    def __init__(self, request_id: str, method: str, groups: Sequence[Group]) -> None:
+        self.request_id, self.method, self.groups = request_id, method, groups
         self.prompt_tokens = sum(len(group.prompt_ids) for group in groups)
         self.size = sum(len(group.requests) for group in groups)
         self.open = self.size
@@ -71,21 +72,20 @@ class Bridge:
     Everything public is called on the loop.
 
     Args:
-        llm: nobody else may use it from here on.
-        max_queue: completions accepted beyond those that the engine can run at once.
-        max_running: completions that the engine runs at once.
+        methods: nobody else may use their LLMs from here on.
+        max_queue: completions accepted beyond those that can run at once.
     """
 
-    def __init__(self, llm: LLM, *, max_running: int, max_queue: int) -> None:
-        self.llm, self.capacity = llm, max_running + max_queue
+    def __init__(self, methods: Methods, *, max_queue: int) -> None:
+        self.methods, self.capacity = methods, methods.max_num_seqs + max_queue
         self.live: set[Ticket] = set()
         self.dead: str | None = None
         self.on_death: Callable[[], None] | None = None
         self.on_piece: Callable[[Ticket, Piece], None] | None = None
         """Told of every piece, on the loop: where metrics are counted."""
-        self.load: EngineLoad = llm.load()
-        """As of the last step."""
-        self._sent_load = self.load
+        self.loads: dict[str, EngineLoad] = self._loads()
+        """Of each method, as of the last step."""
+        self._sent_loads = self.loads
         self._reserved = 0
         self._owners: dict[str, tuple[Ticket, int]] = {}
         """Ticket of a live group, and the number of the group's first choice."""
@@ -98,6 +98,17 @@ class Bridge:
     def num_live(self) -> int:
         """Completions accepted and not ended, those that are being prepared included."""
         return self._reserved + sum(ticket.open for ticket in self.live)
+
+    @property
+    def load(self) -> EngineLoad:
+        """Of all methods together, as of the last step."""
+        loads = self.loads.values()
+        return EngineLoad(
+            running=sum(load.running for load in loads),
+            waiting=sum(load.waiting for load in loads),
+            pages=sum(load.pages for load in loads),
+            free_pages=sum(load.free_pages for load in loads),
+        )
 
     def start(self) -> None:
         """Start the engine's thread; its output comes to the running loop."""
@@ -135,10 +146,18 @@ class Bridge:
             self._reserved -= size
 
     def submit(
-        self, groups: Sequence[Group], decode: Decode | None, *, request_id: str, stream: bool
+        self,
+        groups: Sequence[Group],
+        decode: Decode | None,
+        *,
+        method: str,
+        request_id: str,
+        stream: bool,
+        provenance: bool = False,
     ) -> Ticket:
-        """Hand groups to the engine; the ticket must be closed in the end, whatever happens."""
-        ticket = Ticket(request_id, groups)
+        """Hand groups to a method's engine; the ticket must be closed in the end, whatever happens."""
+        ticket = Ticket(request_id, method, groups)
+        llm = self.methods.llms[method]
         self.live.add(ticket)
         number = 0
         for group in groups:
@@ -146,9 +165,12 @@ class Bridge:
             number += len(group.requests)
 
         def begin() -> None:
+            begin = llm.stats.wall_seconds
             for group in groups:
-                self.llm.submit(group)
-                self._feeds[group.request_id] = GroupFeed(group, decode, whole=not stream)
+                llm.submit(group)
+                clock = (lambda: llm.stats.wall_seconds - begin) if provenance else None
+                self._feeds[group.request_id] = GroupFeed(group, decode, whole=not stream, clock=clock)
+            self.methods.wake(method)
 
         self._inbox.put(begin)
         return ticket
@@ -166,7 +188,7 @@ class Bridge:
         def end() -> None:
             for group in ticket.groups:
                 self._feeds.pop(group.request_id, None)
-                self.llm.abort(group.request_id)
+                self.methods.llms[ticket.method].abort(group.request_id)
 
         self._inbox.put(end)
 
@@ -176,18 +198,18 @@ class Bridge:
         failures, busy = 0, False
         try:
             while self._commands(wait=not busy):
-                decoded = self.llm.stats.steps
+                decoded = self.methods.num_decode_steps
                 try:
-                    busy = self.llm.step()
+                    busy = self.methods.step()
                 except Exception as error:
                     log.exception("a step failed")
                     failures += 1
                     if failures == MAX_FAILURES:
                         raise
                     self._fail_all(f"the engine failed: {error}")
-                    busy = self.llm.step()  # of nothing: if not even that works, it is over
+                    busy = self.methods.step()  # of nothing: if not even that works, it is over
                 else:
-                    if self.llm.stats.steps > decoded:
+                    if self.methods.num_decode_steps > decoded:
                         failures = 0
                 self._send()
         except Exception as error:
@@ -208,21 +230,25 @@ class Bridge:
 
     def _send(self) -> None:
         """Send the pieces of a step to the loop."""
-        load, before = self.llm.load(), self._sent_load
-        self._sent_load = load
+        loads, before = self._loads(), self._sent_loads
+        self._sent_loads = loads
         batch: list[tuple[str, Piece]] = []
         for request_id in list(self._feeds):
             feed = self._feeds[request_id]
             batch += [(request_id, piece) for piece in feed.take()]
             if feed.group.finished:
                 del self._feeds[request_id]
-        if batch or load != before:  # do not wake the loop for nothing
-            self._tell(lambda: self._deliver(batch, load))
+        if batch or loads != before:  # do not wake the loop for nothing
+            self._tell(lambda: self._deliver(batch, loads))
+
+    def _loads(self) -> dict[str, EngineLoad]:
+        return {name: llm.load() for name, llm in self.methods.llms.items()}
 
     def _fail_all(self, message: str) -> None:
         batch = []
         for request_id in self._feeds:
-            self.llm.abort(request_id)
+            for llm in self.methods.llms.values():
+                llm.abort(request_id)
             batch.append((request_id, _failure(0, message)))
         self._feeds.clear()
         self._tell(lambda: self._deliver(batch, None))
@@ -234,9 +260,9 @@ class Bridge:
 
     # Back on the loop.
 
-    def _deliver(self, batch: list[tuple[str, Piece]], load: EngineLoad | None) -> None:
-        if load is not None:
-            self.load = load
+    def _deliver(self, batch: list[tuple[str, Piece]], loads: dict[str, EngineLoad] | None) -> None:
+        if loads is not None:
+            self.loads = loads
         for request_id, piece in batch:
             if request_id not in self._owners:
                 continue  # closed meanwhile

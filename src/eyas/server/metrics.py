@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,9 +16,9 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 class Metrics:
     """What one server counted."""
 
-    def __init__(self, bridge: Bridge) -> None:
+    def __init__(self, bridge: Bridge, model_name: str) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(bridge))
+        self._registry.register(_EngineCollector(bridge, model_name))
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
             return Counter(name, text, labels, registry=self._registry)
@@ -56,46 +55,60 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    """Reads the engine's own counters when asked."""
+    """Reads each engine's own counters when asked; the label says whose they are."""
 
-    def __init__(self, bridge: Bridge) -> None:
-        self._bridge = bridge
+    def __init__(self, bridge: Bridge, model_name: str) -> None:
+        self._bridge, self._model_name = bridge, model_name
 
     def collect(self) -> Iterator[Metric]:
-        """One sample of each."""
-        stats, load = self._bridge.llm.stats, self._bridge.load
-        gauges: dict[str, tuple[str, Any]] = {
-            "eyas_requests_running": ("Completions that the engine runs.", load.running),
-            "eyas_requests_waiting": ("Completions that wait for a place.", load.waiting),
-            "eyas_kv_pages": ("KV pages.", load.pages),
-            "eyas_kv_pages_free": ("KV pages that nobody owns.", load.free_pages),
-            "eyas_acceptance_length": ("Tokens a target forward since the start.", stats.acceptance_length),
-            "eyas_engine_up": ("1 while the engine's thread is well.", int(self._bridge.dead is None)),
-        }
-        counters: dict[str, tuple[str, Any]] = {
-            "eyas_generation_tokens": ("Output tokens kept.", stats.committed),
-            "eyas_prefill_tokens": (
-                "Prompt tokens computed, those of preempted requests again.",
-                stats.prefill_tokens,
-            ),
-            "eyas_preemptions": ("Requests sent back to the queue for want of pages.", stats.preemptions),
-            "eyas_engine_steps": ("Target forwards.", stats.steps),
-            "eyas_engine_prefill_seconds": ("Time in prefill.", stats.prefill_seconds),
-            "eyas_engine_verify_seconds": ("Time in target forwards and acceptance.", stats.verify_seconds),
-            "eyas_engine_draft_seconds": ("Time in drafting.", stats.draft_seconds),
-            "vllm:spec_decode_num_drafts": ("Runs of drafts verified.", stats.drafted_row_steps),
-            "vllm:spec_decode_num_draft_tokens": ("Drafts verified.", stats.drafted),
-            "vllm:spec_decode_num_accepted_tokens": ("Drafts accepted.", stats.accepted),
-        }
-        for name, (text, value) in gauges.items():
-            yield GaugeMetricFamily(name, text, value=value)
-        for name, (text, value) in counters.items():
-            yield CounterMetricFamily(name, text, value=value)
+        """One sample of each for every method."""
+        up = int(self._bridge.dead is None)
+        yield GaugeMetricFamily("eyas_engine_up", "1 while the engine's thread is well.", value=up)
+        llms = self._bridge.methods.llms
+        whose = [[self._model_name if len(llms) == 1 else f"{self._model_name}:{name}"] for name in llms]
+        stats = [llm.stats for llm in llms.values()]
+        for kind, table, sources in (
+            (GaugeMetricFamily, _LOAD_GAUGES, [self._bridge.loads[name] for name in llms]),
+            (GaugeMetricFamily, _GAUGES, stats),
+            (CounterMetricFamily, _COUNTERS, stats),
+        ):
+            for name, (text, field) in table.items():
+                family = kind(name, text, labels=["model_name"])
+                for label, source in zip(whose, sources, strict=True):
+                    family.add_metric(label, getattr(source, field))
+                yield family
         by_depth = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Drafts accepted by position.",
-            labels=["position"],
+            labels=["model_name", "position"],
         )
-        for position, count in enumerate(stats.accepted_by_depth):
-            by_depth.add_metric([str(position)], count)
+        for label, own in zip(whose, stats, strict=True):
+            for position, count in enumerate(own.accepted_by_depth):
+                by_depth.add_metric([*label, str(position)], count)
         yield by_depth
+
+
+_LOAD_GAUGES = {
+    "eyas_requests_running": ("Completions that the engine runs.", "running"),
+    "eyas_requests_waiting": ("Completions that wait for a place.", "waiting"),
+    "eyas_kv_pages": ("KV pages.", "pages"),
+    "eyas_kv_pages_free": ("KV pages that nobody owns.", "free_pages"),
+}
+"""Name -> (what it is, field of EngineLoad)."""
+_GAUGES = {
+    "eyas_acceptance_length": ("Tokens a target forward since the start.", "acceptance_length"),
+}
+"""Name -> (what it is, field of EngineStats)."""
+_COUNTERS = {
+    "eyas_generation_tokens": ("Output tokens kept.", "committed"),
+    "eyas_prefill_tokens": ("Prompt tokens computed, those of preempted requests again.", "prefill_tokens"),
+    "eyas_preemptions": ("Requests sent back to the queue for want of pages.", "preemptions"),
+    "eyas_engine_steps": ("Target forwards.", "steps"),
+    "eyas_engine_prefill_seconds": ("Time in prefill.", "prefill_seconds"),
+    "eyas_engine_verify_seconds": ("Time in target forwards and acceptance.", "verify_seconds"),
+    "eyas_engine_draft_seconds": ("Time in drafting.", "draft_seconds"),
+    "vllm:spec_decode_num_drafts": ("Runs of drafts verified.", "drafted_row_steps"),
+    "vllm:spec_decode_num_draft_tokens": ("Drafts verified.", "drafted"),
+    "vllm:spec_decode_num_accepted_tokens": ("Drafts accepted.", "accepted"),
+}
+"""Name -> (what it is, field of EngineStats)."""

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from eyas.core.errors import RequestError
 from eyas.core.sampling import SamplingParams
 from eyas.engine.intake import Group, Prompt
-from eyas.engine.llm import LLM
 from eyas.engine.results import Decode
 from eyas.server.errors import ApiError, of_request_error
+from eyas.server.methods import Methods
 from eyas.server.schema import ChatRequest, CompletionRequest, plain_messages
 
 T = TypeVar("T")
@@ -31,10 +31,10 @@ FIELDS = frozenset(ChatRequest.model_fields) | frozenset(CompletionRequest.model
 class Preparer:
     """Tokenizes and checks."""
 
-    def __init__(self, llm: LLM) -> None:
-        self._intake = llm.new_intake()
-        self._reader = llm.new_intake()
-        self._reader.tokenizer = deepcopy(llm.tokenizer)
+    def __init__(self, methods: Methods) -> None:
+        self._intakes = {name: llm.new_intake() for name, llm in methods.llms.items()}
+        self._reader = methods.llm.new_intake()
+        self._reader.tokenizer = deepcopy(methods.llm.tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="eyas-intake")
 
     def stop(self) -> None:
@@ -42,13 +42,20 @@ class Preparer:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def groups(
-        self, prompts: Sequence[Prompt], params: SamplingParams, *, request_id: str, stream: bool, field: str
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        method: str,
+        request_id: str,
+        stream: bool,
+        field: str,
     ) -> list[Group]:
-        """A group for each prompt; ApiError naming the field that is wrong."""
+        """A group for each prompt, for the engine of a method; ApiError naming the field that is wrong."""
 
         def make() -> list[Group]:
             ids = [self._reader.encode(prompt) for prompt in prompts]
-            groups = self._intake.groups(ids, params, text=stream)
+            groups = self._intakes[method].groups(ids, params, text=stream)
             for index, group in enumerate(groups):
                 group.request_id = f"{request_id}-{index}"
             return groups
@@ -57,7 +64,7 @@ class Preparer:
 
     def decoder(self, params: SamplingParams) -> Decode:
         """How the engine's thread turns tokens into text."""
-        return self._intake.decoder(params)
+        return next(iter(self._intakes.values())).decoder(params)
 
     async def encode(self, prompt: str, *, special: bool = True) -> list[int]:
         """Token ids of a text, with or without the special tokens that the tokenizer adds."""

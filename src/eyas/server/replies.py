@@ -64,10 +64,26 @@ class Style(ABC):
             "finish_reason": piece.finish_reason,
             "stop_reason": piece.stop_reason,
             **self._ids(piece),
+            **_provenance(piece),
         }
 
     def _ids(self, part: CompletionOutput | Piece) -> dict[str, Any]:
         return {"token_ids": part.token_ids, "origins": part.origins} if self.with_ids else {}
+
+
+def _provenance(piece: Piece) -> dict[str, Any]:
+    trace = piece.trace
+    if trace is None:
+        return {}
+    return {
+        "eyas": {
+            "parts": trace.parts,
+            "num_tokens": len(piece.token_ids),
+            "num_steps": trace.num_steps,
+            "num_drafted": trace.num_drafted,
+            "engine_seconds": round(trace.seconds, 6),
+        }
+    }
 
 
 class ChatStyle(Style):

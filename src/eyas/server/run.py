@@ -12,12 +12,14 @@ from eyas.server.app import build_app
 from eyas.server.settings import ServerSettings
 
 
-def serve(llm: LLM, settings: ServerSettings, *, on_ready: Callable[[str], None] | None = None) -> bool:
+def serve(
+    llms: LLM | list[LLM], settings: ServerSettings, *, on_ready: Callable[[str], None] | None = None
+) -> bool:
     """Serve until told to stop; False if the engine died. Must run in the main thread.
 
     `on_ready` is called with the server's address once connections are taken.
     """
-    app = build_app(llm, settings)
+    app = build_app(llms, settings)
     listener = listen(settings.host, settings.port)
     config = uvicorn.Config(
         app,

@@ -54,6 +54,17 @@ class StreamOptions(BaseModel):
     """Taken and ignored: it pads chunks against onlookers of an encrypted line."""
 
 
+class EyasOptions(BaseModel):
+    """`eyas`: what no other API has."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    num_draft_tokens: int | None = Field(default=None, ge=0, le=MAX_INT)
+    """At most so many drafts a step (nodes of a tree); the server's own number is the most."""
+    provenance: bool = False
+    """Add `eyas` to chunks: the text token by token, with the depth of the draft that each was."""
+
+
 class Sampling(BaseModel):
     """What both completion endpoints take."""
 
@@ -81,6 +92,7 @@ class Sampling(BaseModel):
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     """Add `token_ids` and `origins` (draft depth, or 0 for the target's own) to choices."""
+    eyas: EyasOptions = Field(default_factory=EyasOptions)
 
     @model_validator(mode="before")
     @classmethod
@@ -128,6 +140,7 @@ class Sampling(BaseModel):
             max_tokens=default_max_tokens if max_tokens is None else max_tokens,
             min_tokens=self.min_tokens,
             logprobs=self.num_logprobs(),
+            num_draft_tokens=self.eyas.num_draft_tokens,
         )
 
 

@@ -12,11 +12,11 @@ from eyas.core.errors import RequestError
 from eyas.core.outputs import RequestStats
 from eyas.core.sampling import SamplingParams
 from eyas.engine.intake import Prompt
-from eyas.engine.llm import LLM
 from eyas.engine.results import Decode
 from eyas.server.bridge import Bridge, Ticket
 from eyas.server.errors import ApiError, of_request_error
 from eyas.server.http import EventStream, read_json, unless_hung_up
+from eyas.server.methods import Methods, shape_of
 from eyas.server.metrics import Metrics
 from eyas.server.prepare import FIELDS, Preparer
 from eyas.server.replies import DONE, ChatStyle, CompletionStyle, Style, Usage, event, gather
@@ -28,45 +28,47 @@ COMPLETION_TOKENS = 16
 
 
 class Service:
-    """One target behind the API."""
+    """One target behind the API; `NAME:METHOD` chooses the way of decoding, `NAME` the first."""
 
-    def __init__(self, llm: LLM, settings: ServerSettings) -> None:
-        self.llm, self.settings = llm, settings
-        self.model_name = settings.model_name or llm.target.identity.name
+    def __init__(self, methods: Methods, settings: ServerSettings) -> None:
+        self.methods, self.llm, self.settings = methods, methods.llm, settings
+        self.model_name = settings.model_name or methods.llm.target.identity.name
+        self.model_names = {self.model_name: methods.default}
+        self.model_names |= {f"{self.model_name}:{name}": name for name in methods.llms}
         self.created = int(time.time())
-        self.bridge = Bridge(llm, max_running=llm.max_num_seqs, max_queue=settings.max_queue)
-        self.preparer = Preparer(llm)
-        self.metrics = Metrics(self.bridge)
+        self.bridge = Bridge(methods, max_queue=settings.max_queue)
+        self.preparer = Preparer(methods)
+        self.metrics = Metrics(self.bridge, self.model_name)
 
     async def chat(self, request: Request) -> Response:
         """/v1/chat/completions."""
         body = parse(ChatRequest, await read_json(request, self.settings.max_body_bytes))
-        self._check_model(body.model)
+        method = self.method(body.model)
         params = self._params(body, self.llm.max_model_len)
         self._check_choices(params.n)
         with self.bridge.admit(params.n):
             ids = await self.preparer.chat_ids(body.messages, body.chat_template_kwargs)
             style = ChatStyle(self.token_text, body.return_token_ids)
-            ticket = await self._submit([ids], params, style, body, "messages")
+            ticket = await self._submit(method, [ids], params, style, body, "messages")
         return await self._answer(request, ticket, style, body)
 
     async def completion(self, request: Request) -> Response:
         """/v1/completions."""
         body = parse(CompletionRequest, await read_json(request, self.settings.max_body_bytes))
-        self._check_model(body.model)
+        method = self.method(body.model)
         prompts = body.prompts()
         params = self._params(body, COMPLETION_TOKENS)
         size = len(prompts) * params.n
         self._check_choices(size)
         with self.bridge.admit(size):
             style = CompletionStyle(self.token_text, body.return_token_ids)
-            ticket = await self._submit(prompts, params, style, body, "prompt")
+            ticket = await self._submit(method, prompts, params, style, body, "prompt")
         return await self._answer(request, ticket, style, body)
 
     async def tokenize(self, request: Request) -> Response:
         """/tokenize: ids of a text, or of a conversation as the chat endpoint would render it."""
         body = parse(TokenizeRequest, await read_json(request, self.settings.max_body_bytes))
-        self._check_model(body.model)
+        self.method(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError("give either prompt or messages", param="prompt")
         if body.messages is not None:
@@ -76,21 +78,34 @@ class Service:
         return JSONResponse({"count": len(ids), "max_model_len": self.llm.max_model_len, "tokens": ids})
 
     def models(self) -> dict[str, Any]:
-        """/v1/models."""
-        return {"object": "list", "data": [self.model()]}
+        """/v1/models: the target, and where there are several methods each of them."""
+        names = list(self.model_names) if len(self.methods.llms) > 1 else [self.model_name]
+        return {"object": "list", "data": [self.model(name) for name in names]}
 
-    def model(self) -> dict[str, Any]:
-        """The one model."""
-        drafter = self.llm.drafter
+    def model(self, name: str) -> dict[str, Any]:
+        """One model; ApiError 404 if there is none of this name."""
+        method = self.method(name)
+        llm = self.methods.llms[method]
         return {
-            "id": self.model_name,
+            "id": name,
             "object": "model",
             "created": self.created,
             "owned_by": "eyas",
-            "max_model_len": self.llm.max_model_len,
-            "drafter": None if drafter is None else drafter.name,
-            "num_draft_tokens": self.llm.num_draft_tokens,
+            "max_model_len": llm.max_model_len,
+            "method": method,
+            "drafter": None if llm.drafter is None else llm.drafter.name,
+            "num_draft_tokens": llm.num_draft_tokens,
+            "tree": shape_of(llm),
         }
+
+    def method(self, name: str | None) -> str:
+        """The method that a model's name stands for; ApiError 404 if there is none of this name."""
+        method = self.methods.default if name is None else self.model_names.get(name)
+        if method is None:
+            known = ", ".join(repr(one["id"]) for one in self.models()["data"])
+            message = f"no model {name!r} here; this server has {known}"
+            raise ApiError(message, status=404, param="model", code="model_not_found")
+        return method
 
     def token_text(self, token_id: int) -> str:
         """Text of one token, special ones included."""
@@ -98,11 +113,6 @@ class Service:
             return f"token_id:{token_id}"
         text: str = self.llm.tokenizer.decode([token_id], skip_special_tokens=False)
         return text
-
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model_name:
-            message = f"no model {name!r} here; this server has {self.model_name!r}"
-            raise ApiError(message, status=404, param="model", code="model_not_found")
 
     def _check_choices(self, size: int) -> None:
         limit = self.settings.max_choices
@@ -117,17 +127,30 @@ class Service:
             raise of_request_error(error, FIELDS, "") from error
 
     async def _submit(
-        self, prompts: Sequence[Prompt], params: SamplingParams, style: Style, body: Sampling, field: str
+        self,
+        method: str,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        style: Style,
+        body: Sampling,
+        field: str,
     ) -> Ticket:
         request_id = f"{style.id_prefix}-{secrets.token_hex(12)}"
         stream = bool(body.stream)
         groups = await self.preparer.groups(
-            prompts, params, request_id=request_id, stream=stream, field=field
+            prompts, params, method=method, request_id=request_id, stream=stream, field=field
         )
         decode: Decode | None = None
         if self.llm.tokenizer is not None:
             decode = self.preparer.decoder(params)
-        ticket = self.bridge.submit(groups, decode, request_id=request_id, stream=stream)
+        ticket = self.bridge.submit(
+            groups,
+            decode,
+            method=method,
+            request_id=request_id,
+            stream=stream,
+            provenance=stream and body.eyas.provenance,
+        )
         self.metrics.began(ticket)
         return ticket
 
@@ -147,7 +170,10 @@ class Service:
 
     def _head(self, ticket: Ticket, kind: str) -> dict[str, Any]:
         created = int(ticket.created)
-        return {"id": ticket.request_id, "object": kind, "created": created, "model": self.model_name}
+        name = self.model_name
+        if ticket.method != self.methods.default:
+            name = f"{name}:{ticket.method}"
+        return {"id": ticket.request_id, "object": kind, "created": created, "model": name}
 
     async def _whole(self, ticket: Ticket, style: Style) -> Response:
         pieces = sorted([piece async for piece in ticket.pieces()], key=lambda piece: piece.index)

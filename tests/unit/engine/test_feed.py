@@ -107,3 +107,48 @@ def test_without_a_tokenizer_tokens_come_alone():
     pieces = run(group, GroupFeed(group, decode), random.Random(1))[0]
     assert len(pieces) > 1
     assert [one for part in pieces for one in part.token_ids] == group.requests[0].output_ids
+
+
+def owners(output, decode):
+    """Depth of the token that completed each character, by decoding every prefix anew."""
+    depths = []
+    for end, depth in enumerate(output.origins, start=1):
+        complete = decode(output.token_ids[:end]).rstrip("\N{REPLACEMENT CHARACTER}")
+        depths += [depth] * (len(complete) - len(depths))
+    return depths
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("stop", [(), ("ab",), ("abcab", " a")])
+def test_traces_say_which_draft_each_character_came_from(seed, stop):
+    rng = random.Random(seed)
+    group, decode = make_group(SamplingParams(n=2, stop=stop, max_tokens=rng.randint(1, 30)))
+    ticks = iter(range(1000))
+    pieces = run(group, GroupFeed(group, decode, clock=lambda: float(next(ticks))), rng)
+    for output, request in zip(request_output(group, decode).outputs, group.requests, strict=True):
+        parts, depths = pieces[output.index], []
+        for piece in parts:
+            assert "".join(text for text, _ in piece.trace.parts) == piece.text
+            depths += [depth for text, depth in piece.trace.parts for _ in text]
+        want = owners(output, decode)
+        assert depths[: len(want)] == want[: len(depths)]
+        assert len(depths) == len(output.text)
+        seconds = [piece.trace.seconds for piece in parts]
+        assert seconds == sorted(seconds)
+        assert parts[-1].trace.num_steps == request.stats.steps > 0
+        assert parts[-1].trace.num_drafted == request.stats.drafted
+
+
+def test_a_character_of_several_tokens_goes_with_the_last():
+    from eyas.engine.feed import Seams
+
+    seams = Seams(lambda ids: PieceTokenizer().decode(ids))
+    seams.add([2, 3, 4, 5, 8, 9], [1, 2, 3, 0, 1, 2])
+    assert seams.cut("\N{GRINNING FACE}a") == [("\N{GRINNING FACE}", 0), ("a", 1)]
+    assert seams.cut("") == []
+    assert seams.cut("bq") == [("b", 2), ("q", 2)]
+
+
+def test_without_a_clock_there_is_no_trace():
+    group, decode = make_group(SamplingParams(max_tokens=5))
+    assert all(piece.trace is None for piece in run(group, GroupFeed(group, decode), random.Random(0))[0])

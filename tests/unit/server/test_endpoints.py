@@ -217,7 +217,8 @@ def test_metrics(served):
     )
     assert served.metric("vllm:spec_decode_num_accepted_tokens_total") == stats.accepted
     for position in range(3):
-        name = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{position}"}}'
+        labels = f'{{model_name="{NAME}",position="{position}"}}'
+        name = f"vllm:spec_decode_num_accepted_tokens_per_pos_total{labels}"
         assert served.metric(name) == stats.accepted_by_depth[position]
     assert served.metric("eyas_generation_tokens_total") == stats.committed
     assert served.metric("eyas_kv_pages_free") == served.metric("eyas_kv_pages") > 0

@@ -233,8 +233,8 @@ def test_the_command_passes_its_options(monkeypatch):
         seen["target"] = name
         return tiny_llm().target
 
-    def serve(llm, settings, *, on_ready):
-        seen.update(llm=llm, settings=settings)
+    def serve(llms, settings, *, on_ready):
+        seen.update(llms=llms, settings=settings)
         on_ready("http://x")
         return True
 
@@ -244,7 +244,7 @@ def test_the_command_passes_its_options(monkeypatch):
         main(WORDS.split())
     assert left.value.code in (0, None)
     assert seen["target"] == "some/model"
-    assert (seen["llm"].num_draft_tokens, seen["llm"].max_num_seqs) == (4, 3)
+    assert (seen["llms"][0].num_draft_tokens, seen["llms"][0].max_num_seqs) == (4, 3)
     settings = seen["settings"]
     assert (settings.port, settings.api_key, settings.max_queue, settings.host) == (
         1234,
