@@ -12,6 +12,9 @@ def command(
     recipe: Annotated[Path, typer.Argument(help="YAML recipe, as in recipes/train/.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, as in optim.lr=5e-4")] = None,
     *,
+    preset: Annotated[
+        str | None, typer.Option(help="What lies beneath the recipe: eagle3-paper, eagle3.1 or peagle-paper.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
     quiet: Annotated[bool, typer.Option(help="No live display; the log file has everything.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print eyas.json of the head at the end.")] = False,
@@ -27,7 +30,7 @@ def command(
     from eyas.training.display import QuietDisplay, RichDisplay
     from eyas.training.trainer import Trainer
 
-    config = load_config(TrainConfig, recipe, overrides or [])
+    config = load_config(TrainConfig, recipe, [*(overrides or []), *([f"preset={preset}"] if preset else [])])
     store = TokenStore.load(Path(config.data.store))
     dtype = None if config.target.dtype == "auto" else config.target.dtype
     # Unpacked: training multiplies whole batches, which the CPU's decoding layout does not serve.

@@ -5,6 +5,9 @@
 Field types are the schema (see config.coerce). An unknown key, a missing one, or a value that does not
 fit is a ConfigError that names the file (or the command line), the dotted key, and the nearest known name.
 A value on the command line is YAML, except for fields of type `str`, which take the text as it is.
+
+A class with PRESETS (name -> nested values) may be told `preset: name`: those values lie beneath the
+recipe's.
 """
 
 from pathlib import Path
@@ -25,6 +28,12 @@ def load_config(
     """Return a `cls` from the YAML file at `path` (None for defaults only) and overrides "a.b=c"."""
     values = _read_file(Path(path)) if path is not None else {}
     keys = [_apply(values, override) for override in overrides]
+    presets: dict[str, Any] = getattr(cls, "PRESETS", {})
+    if presets and values.get("preset") is not None:
+        name = str(values["preset"])
+        if name not in presets:
+            raise ConfigError(f"preset {name!r} is unknown; choose one of {', '.join(presets)}")
+        values = _beneath(presets[name], values, f"preset {name}")
 
     def source(key: str) -> str:
         from_line = any(key == name or key.startswith((name + ".", name + "[")) for name in keys)
@@ -32,6 +41,25 @@ def load_config(
 
     result: T = coerce(cls, values, "", source)
     return result
+
+
+def _beneath(below: dict[str, Any], above: dict[str, Any], where: str) -> dict[str, Any]:
+    """What `above` says, and `below` where it says nothing.
+
+    {a: {x: 1, y: 2}} beneath {a: {y: 3}, b: 4} -> {a: {x: 1, y: 3}, b: 4}.
+    Sections of two kinds don't mix: their keys mean different things.
+    """
+    kinds = [str(values["kind"]) for values in (below, above) if values.get("kind") is not None]
+    if len(set(kinds)) > 1:
+        raise ConfigError(f"{where} is for kind {kinds[0]}, the recipe says kind {kinds[1]}")
+    merged = dict(above)
+    for key, value in below.items():
+        there = merged.get(key)
+        if isinstance(value, dict) and (there is None or isinstance(there, dict)):
+            merged[key] = _beneath(value, there or {}, where)
+        elif key not in merged:
+            merged[key] = value
+    return merged
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """From a recipe to a head's start: its shape, its vocabulary map, its weights."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from eyas.config.dump import to_plain
 from eyas.core.errors import ConfigError
 from eyas.core.vocab_map import VocabMap
 from eyas.data.vocab_count import TokenCounts, choose_mask_token, draft_vocabulary
@@ -176,13 +177,12 @@ def _peagle_from_eagle3(old: Eagle3Model, head: HeadSection, mask_token: int, *,
     return model.to(old.fc.weight.device)
 
 
-def describe(model: Eagle3Model, vocab_map: VocabMap, coverage: float) -> dict[str, Any]:
-    """Facts about the head for the log and for eyas.json."""
+def describe(model: Eagle3Model, coverage: float) -> dict[str, Any]:
+    """Facts about the head for the log and for eyas.json: what the recipe's section came to."""
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    shape = to_plain(model.config)
     return {
+        **{key.name: shape[key.name] for key in fields(HeadSection) if key.name in shape},
         "num_trained_parameters": trained,
-        "draft_vocab_size": vocab_map.draft_vocab_size,
         "draft_vocab_coverage": round(coverage, 5),
-        "mask_token_id": model.config.mask_token_id,
-        "aux_layers": list(model.config.aux_layers),
     }

@@ -5,10 +5,11 @@ eyas train recipes/train/smollm2-135m-eagle3.yaml data.store=answers/store optim
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from eyas.core.errors import ConfigError
 from eyas.training.losses_chunk import LossKind
+from eyas.training.presets import PRESETS
 
 MAX_DEPTHS = 64
 """Steps or depths that a head may be trained for; memory grows with them."""
@@ -248,6 +249,8 @@ class DecodingSection:
 class TrainConfig:
     """One training run."""
 
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = PRESETS
+
     target: TargetSection
     data: DataSection
     objective: Eagle3Section | PEagleSection
@@ -256,6 +259,8 @@ class TrainConfig:
     loss: LossSection = field(default_factory=LossSection)
     optim: OptimSection = field(default_factory=OptimSection)
     decoding: DecodingSection = field(default_factory=DecodingSection)
+    preset: str | None = None
+    """Name of what lies beneath this recipe (training/presets.py)."""
 
     def __post_init__(self) -> None:
         mask = self.head.mask_token_id

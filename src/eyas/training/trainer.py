@@ -318,9 +318,13 @@ class Trainer:
         manifest = self.store.manifest
         return {
             "target": self.target.identity.name,
+            "preset": self.config.preset,
             "objective": to_plain(self.config.objective),
-            "head": {**to_plain(self.config.head), **describe(self.model, self.vocab_map, self.coverage)},
-            "data": {key: manifest[key] for key in ("num_documents", "num_tokens", "num_supervised", "hash")},
+            "head": {**to_plain(self.config.head), **describe(self.model, self.coverage)},
+            "data": {
+                **to_plain(self.config.data),
+                **{key: manifest[key] for key in ("num_documents", "num_tokens", "num_supervised", "hash")},
+            },
             "loss": to_plain(self.config.loss),
             "optim": to_plain(self.config.optim),
             "run": {
@@ -328,6 +332,7 @@ class Trainer:
                 "total_steps": self.total_steps,
                 "first_step": self.state.step,
             },
+            "decoding": to_plain(self.config.decoding),
         }
 
     # -- the end ----------------------------------------------------------------------------------------
@@ -352,7 +357,7 @@ class Trainer:
                 "python": platform.python_version(),
             },
         }
-        del meta["target"]
+        del meta["target"], meta["decoding"]
         self._save(meta)
         if self.evaluate is not None:
             meta["decoding"] = self.evaluate(self.out)

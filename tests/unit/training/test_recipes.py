@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ from eyas.config import dump_config, load_config
 from eyas.core.errors import ConfigError
 from eyas.training.build import make_objective
 from eyas.training.config import TrainConfig
+from eyas.training.presets import PRESETS
 
 RECIPES = sorted((Path(__file__).parents[3] / "recipes" / "train").glob("*.yaml"))
 
@@ -74,3 +76,44 @@ def test_a_row_is_longer_than_its_chains():
     path = next(path for path in RECIPES if path.stem == "smollm2-135m-peagle")
     with pytest.raises(ConfigError, match=r"num_depths=8: it must be below data.seq_len=8"):
         load_config(TrainConfig, path, ["data.seq_len=8"])
+
+
+MINIMAL = "target: {path: t}\ndata: {store: s}\nrun: {out: o}\n"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_needs_only_names_and_dumps_to_itself(name, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"preset: {name}\n{MINIMAL}")
+    config = load_config(TrainConfig, path)
+    assert config.preset == name
+    path.write_text(MINIMAL)
+    assert load_config(TrainConfig, path, [f"preset={name}"]) == config
+    path.write_text(dump_config(config))
+    assert load_config(TrainConfig, path) == config
+
+
+def test_presets_are_what_the_papers_say(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(MINIMAL)
+    eagle3, eagle31, peagle = (load_config(TrainConfig, path, [f"preset={name}"]) for name in PRESETS)
+    assert (eagle3.optim.lr, eagle3.optim.schedule, eagle3.objective.ttt_steps) == (5e-5, "linear", 7)
+    changed = {"fc_norm": True, "norm_output": True}
+    assert eagle31 == replace(eagle3, preset="eagle3.1", head=replace(eagle3.head, **changed))
+    assert (peagle.head.num_layers, peagle.head.train_embeddings, peagle.data.seq_len) == (4, "all", 8192)
+    assert (peagle.optim.lr, peagle.optim.warmup, peagle.run.accumulation) == (1e-4, 0.0025, 8)
+
+
+def test_the_recipe_and_the_command_line_win_over_a_preset(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"preset: eagle3.1\nhead: {{norm_output: false}}\noptim:\n{MINIMAL}")
+    config = load_config(TrainConfig, path, ["optim.lr=3e-4", "run.epochs=null", "run.max_steps=9"])
+    assert (config.head.fc_norm, config.head.norm_output) == (True, False)
+    assert (config.optim.lr, config.optim.clip) == (3e-4, 0.5)
+    assert (config.run.epochs, config.run.max_steps, config.run.accumulation) == (None, 9, 2)
+    with pytest.raises(ConfigError, match="preset 'eagle4' is unknown; choose one of eagle3-paper"):
+        load_config(TrainConfig, path, ["preset=eagle4"])
+    with pytest.raises(
+        ConfigError, match="preset peagle-paper is for kind peagle, the recipe says kind eagle3"
+    ):
+        load_config(TrainConfig, path, ["preset=peagle-paper", "objective.kind=eagle3"])
