@@ -24,6 +24,11 @@ DRAFT_VOCAB_SIZES = {49152: 15872}
 """Target vocabulary -> Vd where fewer do: SmolLM2, as in its shipped head."""
 
 
+def is_shape(spec: str) -> bool:
+    """Whether a user's word names a head's shape and not a head."""
+    return spec.startswith(PREFIX)
+
+
 def head_shape(spec: str, target: TargetConfig) -> HeadConfig:
     """The config that "shape:eagle3" or "shape:peagle-N" names for a target; ConfigError for other words."""
     match = re.fullmatch(r"shape:(?:(eagle3)|peagle-([1-9]\d?))", spec)

@@ -73,7 +73,7 @@ SHAPES: dict[str, TargetConfig] = {
     ),
     "tiny": TargetConfig(
         family="llama",
-        vocab_size=128,
+        vocab_size=160,
         hidden_size=32,
         intermediate_size=64,
         num_layers=6,

@@ -1,0 +1,87 @@
+"""The JSON of `eyas bench step`; docs/benchmarks/bench-step-json.md says what each field means."""
+
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from eyas.bench.step import MethodResult, StepResult
+from eyas.bench.step_rig import PHASES
+
+SCHEMA = "eyas.bench-step/1"
+FORWARDS = ("verify", "draft")
+"""Phases that run a model; the share of the others is `other_share`."""
+
+
+def step_document(result: StepResult, provenance: dict[str, Any]) -> dict[str, Any]:
+    """Plain JSON values: what ran, ceilings, and each method at each batch size."""
+    options, drafter = result.options, result.drafter
+    return {
+        "schema": SCHEMA,
+        "setup": {
+            "target": result.target.identity.name,
+            "drafter": None if drafter is None else result.source.spec,
+            "num_draft_tokens": 0 if drafter is None else drafter.num_draft_tokens,
+            "tree": options.tree,
+            "device": str(result.target.device),
+            "dtype": str(result.target.dtype).removeprefix("torch."),
+            "context": options.context,
+            "acceptance": options.acceptance,
+            "num_steps": options.num_steps,
+            "repeats": options.repeats,
+        },
+        "ceilings": asdict(result.ceilings) | {"samples": result.ceiling_samples},
+        "results": [_method(one) for one in result.results],
+        "provenance": provenance,
+    }
+
+
+def _method(one: MethodResult) -> dict[str, Any]:
+    times = one.times
+    phases = {phase: times.phase_ms(phase) for phase in PHASES}
+    device_ms, loop_ms = median(times.device), median(times.loop)
+    known = [floor for floor in one.floors.values() if floor is not None]
+    floor = sum(known) if len(known) == len(one.floors) else None
+    tokens = median(times.tokens_per_step)
+    others = sum(ms for phase, ms in phases.items() if phase not in FORWARDS)
+    return {
+        "batch": one.batch,
+        "method": one.method,
+        "phases": [
+            {
+                "phase": phase,
+                "ms": ms,
+                "floor_ms": one.floors[phase],
+                "ratio": _ratio(ms, one.floors[phase]),
+                "launches": one.launches.get(phase),
+            }
+            for phase, ms in phases.items()
+        ],
+        "step": {
+            "device_ms": device_ms,
+            "loop_ms": loop_ms,
+            "floor_ms": floor,
+            "device_ratio": _ratio(device_ms, floor),
+            "loop_ratio": _ratio(loop_ms, floor),
+            "other_share": others / sum(phases.values()),
+            "idle_share": 1.0 - device_ms / loop_ms,
+            "launches": None if one.profile is None else one.profile.launches,
+            "busy_share_profiled": (
+                None
+                if one.profile is None or not one.profile.span_ms
+                else one.profile.busy_ms / one.profile.span_ms
+            ),
+            "tokens_per_step": tokens,
+            "tokens_per_second": 1e3 * one.batch * tokens / loop_ms,
+        },
+        "kernels": [] if one.profile is None else [asdict(kernel) for kernel in one.profile.kernels],
+        "samples": {
+            "phases_ms": times.phases,
+            "device_ms": times.device,
+            "loop_ms": times.loop,
+            "tokens_per_step": times.tokens_per_step,
+        },
+    }
+
+
+def _ratio(ms: float, floor: float | None) -> float | None:
+    return ms / floor if floor else None

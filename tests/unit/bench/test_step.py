@@ -1,0 +1,218 @@
+"""`eyas bench step` on tiny shapes: every phase runs, rounds start alike, and the document is complete."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from eyas.bench.step import StepOptions, bench_step
+from eyas.bench.step_ceilings import CeilingSizes
+from eyas.bench.step_clock import Stopwatch
+from eyas.bench.step_document import SCHEMA, step_document
+from eyas.bench.step_loop import StepLoop
+from eyas.bench.step_models import open_drafter, open_target
+from eyas.bench.step_profile import busy, summarize
+from eyas.bench.step_rig import PHASES, make_rig
+from eyas.core.errors import ConfigError
+from eyas.core.tree import TreeBudget
+
+TINY = CeilingSizes(read_out=64, read_in=64, square=32)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return open_target("shape:tiny", device="cpu", dtype=None)
+
+
+def rig_of(target, spec, tree=None, **options):
+    drafter = None if spec is None else open_drafter(spec, target).make(None if tree else 5, tree)
+    return make_rig(target, drafter, batch=3, context=20, **options)
+
+
+SHAPES = [
+    ("shape:eagle3", None),
+    ("shape:peagle-2", None),
+    ("shape:eagle3", TreeBudget(3, 2, 6)),
+    ("shape:peagle-2", TreeBudget(3, 2, 6)),
+    (None, None),
+]
+
+
+@pytest.mark.parametrize(("spec", "tree"), SHAPES)
+def test_phases_and_whole_step_leave_the_same_state(target, spec, tree):
+    rig = rig_of(target, spec, tree, acceptance=None if spec is None else 2.5)
+    rig.step()
+    whole = {name: getattr(rig.state, name)[:3].clone() for name in rig.saved}
+    rig.restore()
+    for name, value in rig.saved.items():
+        assert torch.equal(getattr(rig.state, name), value)
+    for call in rig.phases():
+        call()
+    for name, value in whole.items():
+        assert torch.equal(getattr(rig.state, name)[:3], value), name
+    grown = rig.state.length[:3] - rig.saved["length"][:3]
+    allowed = {1} if spec is None else {2, 3}
+    assert set(grown.tolist()) <= allowed
+
+
+def test_every_round_starts_from_the_same_state(target):
+    rig = rig_of(target, "shape:peagle-2", acceptance=2.5)
+    watch = Stopwatch(rig.phases(), target.device, restore=rig.restore)
+    ends = []
+    for _ in range(3):
+        times = watch.round()
+        assert len(times) == len(PHASES)
+        assert all(ms >= 0 for ms in times)
+        ends.append(rig.state.length.tolist())
+    assert ends[0] == ends[1] == ends[2]
+
+
+def test_the_loop_commits_what_was_forced(target):
+    source = open_drafter("shape:eagle3", target)
+    loop = StepLoop(target, source.make(3, None), batch=2, context=30, num_steps=12, acceptance=3.0)
+    sample = loop.run()
+    assert sample.tokens_per_step == 3.0
+    assert sample.step_ms > 0
+    assert loop.run().tokens_per_step == 3.0
+    assert loop.llm.load().running == 0
+
+
+def test_a_context_that_the_target_does_not_have(target):
+    with pytest.raises(ConfigError, match="context=4096"):
+        make_rig(target, None, batch=1, context=4096)
+    with pytest.raises(ConfigError, match="context=4090"):
+        StepLoop(target, None, batch=1, context=4090, num_steps=32, acceptance=None)
+
+
+def run_tiny(drafter, **changes):
+    options = StepOptions(
+        **{
+            "num_draft_tokens": 3,
+            "batch_sizes": (1, 2),
+            "context": 24,
+            "num_steps": 3,
+            "repeats": 2,
+            "ceiling_sizes": TINY,
+        }
+        | changes
+    )
+    seen = []
+    result = bench_step(
+        "shape:tiny", drafter, options, device="cpu", dtype=None, advance=lambda *step: seen.append(step)
+    )
+    assert seen[-1][0] == seen[-1][1]
+    return step_document(result, {"commit": None})
+
+
+def test_document():
+    document = json.loads(json.dumps(run_tiny("shape:peagle-2", acceptance=2.0)))
+    assert document["schema"] == SCHEMA
+    assert document["setup"]["num_draft_tokens"] == 3
+    assert [(row["batch"], row["method"]) for row in document["results"]] == [
+        (1, "plain"),
+        (1, "draft"),
+        (2, "plain"),
+        (2, "draft"),
+    ]
+    for row in document["results"]:
+        step = row["step"]
+        floors = [phase["floor_ms"] for phase in row["phases"]]
+        assert [phase["phase"] for phase in row["phases"]] == list(PHASES)
+        assert math.isclose(step["floor_ms"], sum(floors))
+        assert math.isclose(step["loop_ratio"], step["loop_ms"] / step["floor_ms"])
+        assert step["tokens_per_step"] == (1.0 if row["method"] == "plain" else 2.0)
+        assert 0 < step["other_share"] < 1
+        assert len(row["samples"]["loop_ms"]) == 2
+    assert document["ceilings"]["read_bytes_per_second"] > 0
+
+
+def test_without_a_drafter_only_plain_decoding_is_timed():
+    document = run_tiny("none", batch_sizes=(1,))
+    assert [row["method"] for row in document["results"]] == ["plain"]
+    assert document["setup"]["drafter"] is None
+
+
+def test_drafters_without_a_head():
+    document = run_tiny("prompt_lookup", batch_sizes=(1,))
+    draft = document["results"][1]["phases"][PHASES.index("draft")]
+    assert (draft["floor_ms"], draft["ratio"]) == (0.0, None)
+
+
+def test_busy_is_the_union():
+    assert busy([]) == 0
+    assert busy([(5, 6), (0, 2), (1, 3), (2.5, 2.75)]) == 4
+
+
+def test_profiles_are_summed_by_kernel():
+    found = summarize([("a", 0, 1000), ("b", 500, 4000), ("a", 5000, 6000)])
+    assert (found.launches, found.busy_ms, found.span_ms) == (3, 5.0, 6.0)
+    assert [(k.name, k.count, k.ms) for k in found.kernels] == [("b", 1, 3.5), ("a", 2, 2.0)]
+    assert summarize([]).span_ms == 0
+
+
+def test_command(capsys, monkeypatch):
+    from eyas.bench import step_ceilings
+    from eyas.cli.main import main
+
+    monkeypatch.setattr(step_ceilings, "CPU_SIZES", TINY)
+    words = [
+        "--target",
+        "shape:tiny",
+        "--drafter",
+        "shape:eagle3",
+        "-k",
+        "2",
+        "--batch",
+        "1",
+        "--context",
+        "16",
+    ]
+    words += ["--steps", "2", "--repeats", "1", "--device", "cpu", "--acceptance", "1.5"]
+    with pytest.raises(SystemExit, match="0"):
+        main(["bench", "step", *words, "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert document["provenance"]["versions"]["torch"]
+    with pytest.raises(SystemExit, match="0"):
+        main(["bench", "step", *words])
+    out = capsys.readouterr().out
+    assert "verify" in out
+    assert "1.5 tokens a step forced" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["--target", "shape:gpt-9"], "shape:tiny"),
+        (["--target", "shape:tiny", "--drafter", "shape:medusa"], "shape:eagle3"),
+        (["--target", "shape:tiny", "--batch", "1,0"], "--batch"),
+        (
+            ["--target", "shape:tiny", "--drafter", "shape:eagle3", "-k", "2", "--acceptance", "9"],
+            "acceptance",
+        ),
+        (["--target", "shape:tiny", "--drafter", "shape:eagle3", "--tree", "9"], "DEPTH"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, monkeypatch, words, match):
+    from eyas.bench import step_ceilings
+    from eyas.cli.main import main
+
+    monkeypatch.setattr(step_ceilings, "CPU_SIZES", TINY)
+    with pytest.raises(SystemExit) as leave:
+        main(["bench", "step", "--device", "cpu", *words])
+    assert leave.value.code == 2
+    assert match in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("drafter", ["shape:eagle3", "shape:peagle-4"])
+def test_on_a_gpu(drafter):
+    options = StepOptions(batch_sizes=(1, 8), context=256, acceptance=3.7, num_steps=8, repeats=2)
+    result = bench_step("shape:smollm2-135m", drafter, options, device="cuda", dtype=None)
+    for row in step_document(result, {})["results"]:
+        step = row["step"]
+        assert step["launches"] > 0
+        assert step["device_ratio"] > 0.5
+        # Forced acceptance is drawn: 8 steps of 1 or 8 requests around 3.7.
+        assert row["method"] == "plain" or 3.0 <= step["tokens_per_step"] <= 4.0
+        assert 0 < step["busy_share_profiled"] <= 1.0
