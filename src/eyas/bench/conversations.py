@@ -17,7 +17,7 @@ def batches(
     is asked for. Ids are "prompt id/turn", turns counted from 1.
     """
     for chunk in _chunks(prompts, batch):
-        talks: dict[str, list[dict[str, str]]] = {prompt.id: [] for prompt in chunk}
+        talks: dict[str, list[dict[str, str]]] = {prompt.id: prompt.opening() for prompt in chunk}
         for turn in range(num_turns):
             active = [prompt for prompt in chunk if turn < len(prompt.turns)]
             if not active:

@@ -146,28 +146,49 @@ def compare(
     return Comparison(list(methods), samples, results, best_per_spec(results), prompts[0].turns[0], answers)
 
 
+def build_engine(
+    target: "Target",
+    spec: str | None,
+    num_draft_tokens: int,
+    *,
+    max_model_len: int,
+    max_num_seqs: int,
+    tree: TreeBudget | None = None,
+) -> "LLM":
+    """Return an engine whose cache just holds max_num_seqs conversations of max_model_len tokens."""
+    from eyas.engine.llm import LLM
+
+    return LLM(
+        target,
+        spec,
+        num_draft_tokens=None if tree is not None else num_draft_tokens or None,
+        tree=tree,
+        max_model_len=min(max_model_len, target.config.max_position_embeddings),
+        max_num_seqs=max_num_seqs,
+    )
+
+
 def _engines(
     target: "Target", methods: Sequence[Method], prompts: Sequence[Prompt], options: CompareOptions
 ) -> "dict[str, LLM]":
     """Return one warmed-up engine per method, each with a cache that just holds the longest conversation."""
     from eyas.core.sampling import SamplingParams
-    from eyas.engine.llm import LLM
 
     longest = 0
     for prompt in prompts:
-        talk = [{"role": "user", "content": text} for text in prompt.turns[: options.turns]]
+        talk = prompt.opening()
+        talk += [{"role": "user", "content": text} for text in prompt.turns[: options.turns]]
         longest = max(longest, len(encode_chat(target.tokenizer, talk)))
     # Replies of earlier turns stand in later prompts; the margin is for the template's words around them.
     max_len = longest + options.turns * (options.max_tokens + 16)
-    max_len = min(max_len, target.config.max_position_embeddings)
     warmup = encode_chat(target.tokenizer, [{"role": "user", "content": prompts[0].turns[0]}])
     params = SamplingParams(temperature=options.temperature, max_tokens=WARMUP_TOKENS, seed=options.seed)
     engines = {}
     for method in methods:
-        engines[method.name] = LLM(
+        engines[method.name] = build_engine(
             target,
             method.spec,
-            num_draft_tokens=None if method.tree is not None else method.num_draft_tokens or None,
+            method.num_draft_tokens,
             tree=method.tree,
             max_model_len=max_len,
             max_num_seqs=options.batch,

@@ -4,6 +4,7 @@ Provenance holds the command, the commit, versions, the machine in words and tor
 user or absolute path stands in it, so a record can be published as it is.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -107,3 +108,24 @@ def _version(name: str) -> str | None:
 def _relative(word: str) -> str:
     """Return the last part of an absolute path, other words as they are: folders mean nothing elsewhere."""
     return Path(word).name if word.startswith("/") and len(word) > 1 else word
+
+
+def machine_name(device: str | None) -> str:
+    """Return the device that cells run on, in words: the GPU's name, or the processor's."""
+    import torch
+
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return cpu_name() if device == "cpu" else "endpoint"
+
+
+def folder_fingerprint(folder: Path) -> str:
+    """Return 16 hex digits over a head's config.json and tensors."""
+    digest = hashlib.sha256()
+    for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
+        try:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise ConfigError(f"{path}: the head cannot be read ({error.strerror})") from None
+    return digest.hexdigest()[:16]
