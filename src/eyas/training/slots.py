@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from eyas.kernels.reference.slot_attention import Stairs
 from eyas.training.rows import DraftRows
 
 
@@ -14,13 +15,15 @@ class Slots(NamedTuple):
     anchors: Tensor
     """int64 [B, M], row index of the anchor"""
     depths: Tensor
-    """int64 [M]"""
+    """int64 [M] or [B, M]"""
     segments: Tensor
     """int32 [B, M]"""
     supervised: Tensor
     """bool [B, M]"""
     blocks: tuple[int, ...] = ()
-    """Sizes of the blocks of depth 1, 2, ... in P-EAGLE's layout."""
+    """Sizes of the blocks of depth 1, 2, ... in P-EAGLE's layout by depth."""
+    stairs: Stairs | None = None
+    """What each slot sees, in the layout by anchor (nn/staircase.py); None where masks say it."""
 
 
 def make_slots(
@@ -30,7 +33,9 @@ def make_slots(
     valid: Tensor | None = None,
     blocks: tuple[int, ...] = (),
 ) -> Slots:
-    """Slots of anchors [B, M] at depths [M]; supervised iff valid, in one document, and row a + k is.
+    """Slots of anchors [B, M] at depths [M] or [B, M].
+
+    Supervised iff valid, in one document, and row a + k is.
 
     >>> # rows of segment 0 0 0 -1, all guesses supervised but the last two: slot (0, 1) is supervised
     >>> # because row 1 is; slot (1, 1) is not, because row 2's guess is not; slot (2, 1) leaves the document.

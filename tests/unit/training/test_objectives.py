@@ -14,10 +14,9 @@ LENGTHS = [[7, 4], [9, 3]]
 def flat(slots, row_length):
     """Index of each (row, anchor, depth) that is not padding."""
     place = {}
+    depths = slots.depths.expand_as(slots.anchors).tolist()
     for row in range(slots.anchors.shape[0]):
-        for i, (anchor, depth) in enumerate(
-            zip(slots.anchors[row].tolist(), slots.depths.tolist(), strict=True)
-        ):
+        for i, (anchor, depth) in enumerate(zip(slots.anchors[row].tolist(), depths[row], strict=True)):
             if slots.segments[row, i] >= 0:
                 place[row, anchor, depth] = (row, i)
     return place

@@ -14,20 +14,30 @@ from torch import Tensor
 from torch.nn import functional
 
 from eyas.drafters.eagle3.model import Eagle3Model
+from eyas.nn.attention import AttentionContext
 from eyas.nn.rollout import TTTContext
+from eyas.nn.staircase import StaircaseTTTContext, row_stairs
 from eyas.training.rows import DraftRows
 from eyas.training.slots import Slots, make_slots
 
 
 class Eagle3Objective:
-    """Training-time test of `steps` steps; slots are [B, steps * n], step-major."""
+    """Training-time test of `steps` steps; slots are [B, steps * n], step-major.
+
+    `staircase` chooses attention by ranges (nn/staircase.py) instead of masks.
+    """
 
     mean_over_first_depth = True
 
     def __init__(
-        self, steps: int = 7, decay: float = 0.8, depth_weights: tuple[float, ...] | None = None
+        self,
+        steps: int = 7,
+        decay: float = 0.8,
+        depth_weights: tuple[float, ...] | None = None,
+        *,
+        staircase: bool = False,
     ) -> None:
-        self.num_depths = steps
+        self.num_depths, self.staircase = steps, staircase
         self.depth_weights = depth_weights or tuple(decay**step for step in range(steps))
 
     def slots(self, rows: DraftRows, *, seed: int, max_supervised: int) -> Slots:
@@ -41,13 +51,16 @@ class Eagle3Objective:
         index = torch.arange(n, device=rows.tokens.device)
         anchors = index.repeat(self.num_depths).expand(batch, -1)
         depths = torch.arange(self.num_depths, device=index.device).repeat_interleave(n)
-        return make_slots(rows, anchors, depths)
+        slots = make_slots(rows, anchors, depths)
+        return slots._replace(stairs=row_stairs(rows.segments)) if self.staircase else slots
 
     def forward(self, model: Eagle3Model, rows: DraftRows, features: Tensor, slots: Slots) -> Tensor:
         """Unroll the steps: features [B, n, A * D] -> normed [B, steps * n, D]."""
-        del slots
         n = rows.tokens.shape[1]
-        context = TTTContext(rows.segments)
+        stairs = slots.stairs
+        context: AttentionContext = (
+            TTTContext(rows.segments) if stairs is None else StaircaseTTTContext(stairs)
+        )
         hidden = model.fuse(features)
         tokens = functional.pad(rows.tokens, (0, self.num_depths - 1))
         outputs = []

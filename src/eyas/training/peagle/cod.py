@@ -54,6 +54,15 @@ def full_lengths(supervised: Tensor, segments: Tensor, num_depths: int) -> Tenso
     return lengths
 
 
+def cap_anchors(lengths: Tensor, uniforms: Tensor, max_anchors: int) -> Tensor:
+    """Chain lengths [B, n] of the max_anchors rollouts of each row with the smallest of uniforms [B, n].
+
+    Lengths 2 0 1 3, uniforms .5 .1 .9 .2, max_anchors 2 -> 2 0 0 3. Other cuts would break rollouts.
+    """
+    rank = torch.where(lengths > 0, uniforms, 2.0).argsort(dim=1, stable=True).argsort(dim=1)
+    return torch.where(rank < max_anchors, lengths, 0)
+
+
 def _first_candidates(supervised: Tensor, segments: Tensor) -> Tensor:
     """Rows that depth 1 may keep: their anchor, the row before, must stand in the same document."""
     previous = functional.pad(segments[:, :-1], (1, 0), value=-1)
