@@ -95,6 +95,12 @@ class Committed:
     """float32 [B]; 0 for greedy rows. Only drafters that sample read it."""
     seeds: Tensor
     """int64 [B]"""
+    num_guesses: int | None = None
+    """How many guesses are wanted; None for as many as the drafter was built for. Trees keep their shape."""
+
+    def wanted(self, most: int) -> int:
+        """Guesses to make, for a drafter built for `most`."""
+        return most if self.num_guesses is None else min(most, self.num_guesses)
 
 
 @dataclass(slots=True)

@@ -50,5 +50,8 @@ class Drafter(Protocol):
         ...
 
     def propose(self, committed: Committed) -> Draft:
-        """Extend the cache by the accepted rows and guess K tokens after the newest one."""
+        """Extend the cache by the accepted rows and guess K tokens after the newest one.
+
+        With `committed.num_guesses` so many instead, 1 at least; trees keep their shape.
+        """
         ...

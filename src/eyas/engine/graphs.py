@@ -1,55 +1,31 @@
-"""How a decode step is run: eagerly, or replayed from CUDA graphs.
+"""How a decode step is run: eagerly, or replayed from one CUDA graph that holds all of it.
 
-A step has two halves, so that their times can be told apart and the host can read the tokens while the
-device drafts:
+`StepGraphs` captures lazily (or ahead, `warm`) one graph for each batch bucket and `Variant`, all in one
+shared memory pool. A batch smaller than its bucket is padded with the trash row. Warm-up and capture run on
+the trash row alone, so they change no request.
 
-    first    verify and accept; its report goes to the host
-    second   expand, draft and commit
-
-`StepGraphs` captures both lazily per (batch bucket, bound on visible, sampler needs), in one shared memory
-pool. A batch smaller than its bucket is padded with the trash row. Warm-up runs on the trash row alone, so
-it changes no request. Penalties, logit bias and log-probabilities run eagerly.
+With `by_phase` a step is two graphs, so that the clock can tell verification from drafting; the second then
+waits for a launch of its own, so this is for measuring.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from eyas.engine.sampler import Needs
 from eyas.engine.state import EngineState
-from eyas.engine.step import StepModels, Verified, accept, commit, expand, verify
-from eyas.verify.accepted import Accepted
-from eyas.verify.tree import AcceptedPath
+from eyas.engine.step import Report, StepModels, Variant, first_half, second_half, whole
 
 SMALLEST_VISIBLE = 1024
 """Bounds on visible are powers of two from here on; fewer bounds, fewer graphs."""
+TOP_BUCKETS = (0, 1, 5, 20)
+"""Numbers of log-probabilities that graphs are made for, then powers of two."""
 
-
-class FirstHalf(NamedTuple):
-    """What the second half and the host need of the first."""
-
-    slots: Tensor
-    verified: Verified
-    accepted: Accepted | AcceptedPath
-    report: Tensor
-
-
-def first_half(
-    models: StepModels, state: EngineState, slots: Tensor, needs: Needs, max_visible: int
-) -> FirstHalf:
-    """Verify and accept."""
-    verified = verify(models, state, slots, max_visible)
-    accepted, report = accept(state, slots, verified, needs)
-    return FirstHalf(slots, verified, accepted, report)
-
-
-def second_half(models: StepModels, state: EngineState, first: FirstHalf) -> None:
-    """Expand, draft and commit."""
-    committed = expand(models, state, first.slots, first.verified, first.accepted)
-    draft = None if models.drafter is None else models.drafter.propose(committed)
-    commit(state, first.slots, first.verified, first.accepted, draft)
+T = TypeVar("T")
+Mark = Callable[[str], None]
+"""Called with a phase's name (a field of EngineStats) when the phase's work has been launched."""
 
 
 def bucket_of(batch_size: int) -> int:
@@ -62,43 +38,82 @@ def visible_bound(max_visible: int) -> int:
     return max(SMALLEST_VISIBLE, 1 << (max_visible - 1).bit_length())
 
 
+def top_bucket(num_top: int, vocab_size: int) -> int:
+    """How many log-probabilities a graph gives where num_top are asked for: 3 -> 5; -1 (none) stays."""
+    if num_top < 0:
+        return -1
+    enough = [count for count in TOP_BUCKETS if count >= num_top]
+    return min(enough[0] if enough else bucket_of(num_top), vocab_size)
+
+
+def run_eagerly(
+    models: StepModels, state: EngineState, slots: Tensor, variant: Variant, mark: Mark
+) -> Report:
+    """One step without graphs."""
+    first = first_half(models, state, slots, variant)
+    mark("verify_seconds")
+    report = second_half(models, state, first, variant)
+    mark("draft_seconds")
+    return report
+
+
 @dataclass(slots=True)
 class Captured:
-    """Two graphs over the same static tensors. `batch` is what the slots tensor holds now."""
+    """The graphs of a step over static tensors. `batch` is what the slots tensor holds now."""
 
     slots: Tensor
-    first: FirstHalf
-    verify_graph: torch.cuda.CUDAGraph
-    draft_graph: torch.cuda.CUDAGraph
+    report: Report
+    graphs: Sequence[tuple[torch.cuda.CUDAGraph, str]]
+    """Each with the phase that it ends."""
     batch: tuple[int, ...] = ()
 
 
 class StepGraphs:
     """Captures and replays; CUDA only."""
 
-    def __init__(self, models: StepModels, state: EngineState) -> None:
-        self.models, self.state = models, state
+    def __init__(self, models: StepModels, state: EngineState, *, by_phase: bool = False) -> None:
+        self.models, self.state, self.by_phase = models, state, by_phase
         self._pool = torch.cuda.graph_pool_handle()
-        self._captured: dict[tuple[int, int, int], Captured] = {}
+        self._captured: dict[tuple[int, Variant], Captured] = {}
 
-    @staticmethod
-    def can_run(needs: Needs) -> bool:
-        """Whether a batch with these needs is worth a graph."""
-        return not needs & Needs.SHAPE
+    def run(self, batch: tuple[int, ...], variant: Variant, mark: Mark) -> Report:
+        """Launch a step for a batch of slots; the report's first rows are the batch's.
 
-    def prepare(self, batch: tuple[int, ...], needs: Needs, max_visible: int) -> Captured:
-        """The graphs for a batch of slots, captured at first use, with the batch in their slots tensor."""
-        key = (bucket_of(len(batch)), visible_bound(max_visible), int(needs))
-        captured = self._captured.get(key)
-        if captured is None:
-            captured = self._captured[key] = self._capture(*key)
+        The report's tensors belong to the graph: read them before the same graph runs again.
+        """
+        captured = self._get(bucket_of(len(batch)), self._rounded(variant))
         if captured.batch != batch:
-            padded = [*batch, *[self.state.num_slots] * (key[0] - len(batch))]
-            captured.slots.copy_(torch.tensor(padded, dtype=torch.int64), non_blocking=True)
+            trash = self.state.num_slots
+            padded = [*batch, *[trash] * (captured.slots.shape[0] - len(batch))]
+            captured.slots.copy_(self.state.upload([padded])[0])
             captured.batch = batch
+        for graph, phase in captured.graphs:
+            graph.replay()
+            mark(phase)
+        return captured.report
+
+    def warm(self, wanted: Iterable[tuple[int, Variant]], progress: Callable[[int, int], None]) -> None:
+        """Capture graphs for (batch size, variant) ahead, largest batches first, which the pool likes best.
+
+        `progress` is told of (graphs done, graphs in all).
+        """
+        keys = {(bucket_of(size), self._rounded(variant)) for size, variant in wanted}
+        for done, key in enumerate(sorted(keys, reverse=True)):
+            progress(done, len(keys))
+            self._get(*key)
+        progress(len(keys), len(keys))
+
+    def _rounded(self, variant: Variant) -> Variant:
+        num_top = top_bucket(variant.num_top, self.state.vocab_size)
+        return variant._replace(max_visible=visible_bound(variant.max_visible), num_top=num_top)
+
+    def _get(self, bucket: int, variant: Variant) -> Captured:
+        captured = self._captured.get((bucket, variant))
+        if captured is None:
+            captured = self._captured[bucket, variant] = self._capture(bucket, variant)
         return captured
 
-    def _capture(self, bucket: int, max_visible: int, needs: int) -> Captured:
+    def _capture(self, bucket: int, variant: Variant) -> Captured:
         models, state = self.models, self.state
         trash = torch.full((bucket,), state.num_slots, dtype=torch.int64, device=state.device)
         current = torch.cuda.current_stream()
@@ -107,16 +122,20 @@ class StepGraphs:
         with torch.cuda.stream(side):
             # Twice: the first run compiles kernels and may allocate the rows of q.
             for _ in range(2):
-                second_half(models, state, first_half(models, state, trash, Needs(needs), max_visible))
+                whole(models, state, trash, variant)
         current.wait_stream(side)
         torch.cuda.synchronize()
-        verify_graph, draft_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        if not self.by_phase:
+            report, graph = self._record(lambda: whole(models, state, trash, variant))
+            return Captured(trash, report, [(graph, "step_seconds")])
+        first, verify_graph = self._record(lambda: first_half(models, state, trash, variant))
+        report, draft_graph = self._record(lambda: second_half(models, state, first, variant))
+        return Captured(trash, report, [(verify_graph, "verify_seconds"), (draft_graph, "draft_seconds")])
+
+    def _record(self, function: Callable[[], T]) -> tuple[T, torch.cuda.CUDAGraph]:
+        """What a function returns, and the graph of what it launched."""
+        graph = torch.cuda.CUDAGraph()
         # Other threads (a server) may talk to the device meanwhile: hence thread_local.
-        with torch.cuda.graph(verify_graph, pool=self._pool, capture_error_mode="thread_local"):
-            first = first_half(models, state, trash, Needs(needs), max_visible)
-            # Nothing after acceptance reads the logits: give their memory to the second graph.
-            empty = first.verified.logits.new_empty(0)
-            first = first._replace(verified=first.verified._replace(logits=empty))
-        with torch.cuda.graph(draft_graph, pool=self._pool, capture_error_mode="thread_local"):
-            second_half(models, state, first)
-        return Captured(trash, first, verify_graph, draft_graph)
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            result = function()
+        return result, graph

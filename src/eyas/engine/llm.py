@@ -26,7 +26,7 @@ from eyas.core.tree import TreeBudget
 from eyas.drafters.base import Drafter
 from eyas.engine.build import resolve_drafter, resolve_target
 from eyas.engine.intake import Group, Intake, Prompt, context_limit
-from eyas.engine.progress import progress_bar
+from eyas.engine.progress import capture_bar, progress_bar
 from eyas.engine.request import Request
 from eyas.engine.results import request_output
 from eyas.engine.runner import Runner
@@ -76,6 +76,11 @@ class LLM:
         admit_together: let newcomers wait until so many requests have ended: bulk work on a GPU gains from
             fewer, larger prefills (a sixteenth of max_num_seqs does well), a server keeps 1.
         enforce_eager: never use CUDA graphs.
+        warm_graphs: capture the usual CUDA graphs now instead of each at its first use.
+        overlap: launch each step before the last one's tokens are read, so that the host's work hides behind
+            the device's; the tokens are the same. None for CUDA only.
+        time_phases: time verification and drafting apart (`stats`); a CUDA step is two graphs then, so it is
+            for measuring.
         seed: of the seeds that requests without one get.
     """
 
@@ -98,6 +103,9 @@ class LLM:
         prefill_budget: int | None = None,
         admit_together: int = 1,
         enforce_eager: bool = False,
+        warm_graphs: bool = False,
+        overlap: bool | None = None,
+        time_phases: bool = False,
         seed: int = 0,
     ) -> None:
         for name, value in (
@@ -140,6 +148,8 @@ class LLM:
             admit_together=admit_together,
             eos_token_ids=eos_ids,
             enforce_eager=enforce_eager,
+            overlap=self.target.device.type == "cuda" if overlap is None else overlap,
+            time_phases=time_phases,
         )
         self._intake = Intake(
             tokenizer=self.target.tokenizer,
@@ -151,6 +161,9 @@ class LLM:
         )
         self._live: dict[str, Group] = {}
         self.max_num_seqs = max_num_seqs
+        if warm_graphs:
+            with capture_bar() as report:
+                self._runner.warm(report)
 
     @property
     def num_draft_tokens(self) -> int:

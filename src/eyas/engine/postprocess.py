@@ -50,7 +50,8 @@ class Postprocessor:
                 continue
             tokens = row[:count]
             kept = self._keep(request, tokens)
-            request.num_cached += kept
+            if request.slot >= 0:  # else preempted meanwhile: its cache is gone, the tokens stay
+                request.num_cached += kept
             request.output_ids += tokens[:kept]
             request.origins += self._origins[count][:kept]
             if request.text is not None:

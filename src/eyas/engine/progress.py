@@ -1,4 +1,4 @@
-"""A progress bar for long generations: requests done, tokens a second, time left."""
+"""Progress bars: requests done, tokens a second, time left; or graphs captured."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,3 +27,15 @@ def progress_bar(total: int, *, enabled: bool) -> Iterator[Callable[[int, int], 
             bar.update(task, completed=done, rate=num_tokens / elapsed if elapsed else 0.0)
 
         yield report
+
+
+@contextmanager
+def capture_bar() -> Iterator[Callable[[int, int], None]]:
+    """Yield a function of (graphs captured, graphs in all)."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with Progress(
+        TextColumn("capturing graphs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    ) as bar:
+        task = bar.add_task("capture", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

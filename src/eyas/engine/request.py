@@ -44,6 +44,8 @@ class Request:
 
     num_cached: int = 0
     """Tokens whose KV is in the cache."""
+    ahead: int = 0
+    """Tokens that a launched step whose report has not been read may add; more than 0 means at least 1."""
     slot: int = -1
     """Row of the state tensors; -1 while it waits."""
     pages: list[int] = field(default_factory=list)
@@ -57,6 +59,11 @@ class Request:
     def decoding(self) -> bool:
         """Whether all tokens but the newest are cached."""
         return self.num_cached == self.num_tokens - 1
+
+    @property
+    def surely_ends(self) -> bool:
+        """Whether the step in flight reaches max_total whatever it commits."""
+        return self.num_tokens + (self.ahead > 0) >= self.max_total
 
     @property
     def token_ids(self) -> list[int]:

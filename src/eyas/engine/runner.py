@@ -1,26 +1,26 @@
-"""The host's loop: schedule, prefill, decode, postprocess. One report is read back a step."""
+"""The host's loop: schedule, prefill, launch a decode step, read a report (with overlap the last step's)."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from eyas.core.errors import ConfigError
 from eyas.core.model_config import TargetConfig
 from eyas.core.tree import TreeBudget
 from eyas.drafters.base import Drafter
 from eyas.engine.block_manager import BlockManager
-from eyas.engine.graphs import FirstHalf, StepGraphs, first_half, second_half
+from eyas.engine.flight import Flight, Launcher, NumDrafts
+from eyas.engine.graphs import StepGraphs, bucket_of, visible_bound
 from eyas.engine.kv_cache import allocate, cache_sizes
-from eyas.engine.postprocess import Postprocessor, attach_logprobs
+from eyas.engine.postprocess import Postprocessor
 from eyas.engine.prefill import prefill
 from eyas.engine.request import Request
-from eyas.engine.sampler import Needs, raw_logprobs
+from eyas.engine.sampler import Needs
 from eyas.engine.scheduler import Plan, Scheduler
 from eyas.engine.state import EngineState
 from eyas.engine.stats import EngineStats, PhaseClock
-from eyas.engine.step import StepModels, committed_logits
+from eyas.engine.step import StepModels, Variant
 from eyas.targets.base import Target
 
 
@@ -42,6 +42,8 @@ class Runner:
         admit_together: int,
         eos_token_ids: Sequence[int],
         enforce_eager: bool,
+        overlap: bool,
+        time_phases: bool,
     ) -> None:
         device = target.device
         num_drafts = 0 if drafter is None else drafter.num_draft_tokens
@@ -94,17 +96,25 @@ class Runner:
             admit_together=admit_together,
         )
         self.stats = EngineStats()
-        self._post = Postprocessor(depth, self.stats)
         self._clock = PhaseClock(self.stats, device)
-        graphs = device.type == "cuda" and not enforce_eager
-        self._graphs = StepGraphs(self.models, self.state) if graphs else None
-        self._batch: tuple[int, ...] = ()
-        self._slots: Tensor | None = None
-        self._pinned: dict[int, Tensor] = {}
+        self._graphs: StepGraphs | None = None
+        if device.type == "cuda" and not enforce_eager:
+            self._graphs = StepGraphs(self.models, self.state, by_phase=time_phases)
+        self._num_drafts: NumDrafts = lambda _: num_drafts
+        self._launcher = Launcher(
+            self.models,
+            self.state,
+            self._graphs,
+            num_drafts=self._num_drafts,
+            post=Postprocessor(depth, self.stats),
+            clock=self._clock,
+        )
+        self._overlap = overlap
+        self._flight: Flight | None = None
 
     @torch.no_grad()
     def step(self) -> list[Request]:
-        """Run one step; returns the requests that ended. Does nothing when idle."""
+        """Launch one step; returns the requests that ended (with overlap in the step before it)."""
         begin = time.perf_counter()
         plan = self.scheduler.schedule()
         self.stats.preemptions += len(plan.preempted)
@@ -114,9 +124,15 @@ class Runner:
             prefill(self.models, self.state, plan.chunks)
             self._clock.lap("prefill_seconds")
             self.stats.prefill_tokens += sum(chunk.end - chunk.start for chunk in plan.chunks)
-        ended = self._decode(plan.decodes) if plan.decodes else []
+        landing = launched = self._launcher.launch(plan.decodes) if plan.decodes else None
+        self.stats.steps += launched is not None
+        if self._overlap:
+            landing, self._flight = self._flight, launched
+        ended = self._launcher.land(landing) if landing is not None else []
         for request in ended:
             self.release(request)
+        if self.scheduler.idle:
+            self._flight = None  # of requests that have all ended
         self._clock.collect()
         self.stats.wall_seconds += time.perf_counter() - begin
         return ended
@@ -129,73 +145,27 @@ class Runner:
         if self.scheduler.idle:
             self.scheduler.check_integrity()
 
+    def warm(self, progress: Callable[[int, int], None]) -> None:
+        """Capture the graphs of greedy and of sampled steps for every batch size and context length."""
+        if self._graphs is None:
+            return
+        sizes = [1 << power for power in range(bucket_of(self.state.num_slots).bit_length())]
+        bounds = {visible_bound(min(1 << power, self.state.max_len)) for power in range(32)}
+        self._graphs.warm(
+            [
+                (size, Variant(needs, bound, self._num_drafts(size)))
+                for size in sizes
+                for bound in bounds
+                for needs in (Needs.GREEDY, Needs.SAMPLE)
+            ],
+            progress,
+        )
+
     def _update_rows(self, plan: Plan) -> None:
         """Bring the state tensors up to the plan."""
         self.state.set_pages(plan.grown)
         if plan.admitted:
             self.state.admit(plan.admitted)
-
-    def _decode(self, requests: list[Request]) -> list[Request]:
-        """One speculative step for all decoding requests."""
-        needs, num_top = 0, -1
-        for request in requests:
-            needs |= request.needs
-            if request.params.logprobs is not None:
-                num_top = max(num_top, request.params.logprobs)
-        batch = tuple([request.slot for request in requests])
-        reach = max([request.num_cached for request in requests]) + self.state.num_draft_tokens + 1
-        max_visible = min(reach, self.state.max_len)
-        self.stats.steps += 1
-        self._clock.start()
-        if self._graphs is not None and num_top < 0 and self._graphs.can_run(Needs(needs)):
-            captured = self._graphs.prepare(batch, Needs(needs), max_visible)
-            captured.verify_graph.replay()
-            self._clock.lap("verify_seconds")
-            report, ready = self._send(captured.first.report)
-            captured.draft_graph.replay()
-            self._clock.lap("draft_seconds")
-        else:
-            first = first_half(self.models, self.state, self._slots_of(batch), Needs(needs), max_visible)
-            self._clock.lap("verify_seconds")
-            report, ready = self._send(first.report)
-            second_half(self.models, self.state, first)
-            self._clock.lap("draft_seconds")
-        if ready is not None:
-            ready.synchronize()
-        ended = self._post.apply(requests, report[: len(requests)].tolist())
-        if num_top >= 0:
-            self._attach_logprobs(requests, first, num_top)
-        return ended
-
-    def _slots_of(self, batch: tuple[int, ...]) -> Tensor:
-        """The batch's slots on the device; the same tensor while the batch stays the same."""
-        if self._slots is None or batch != self._batch:
-            self._slots = torch.tensor(batch, dtype=torch.int64).to(self.state.device)
-            self._batch = batch
-        return self._slots
-
-    def _send(self, report: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-        """Start the one transfer of a step; on CUDA the device goes on drafting meanwhile."""
-        if not report.is_cuda:
-            return report, None
-        host = self._pinned.get(report.shape[0])
-        if host is None:
-            host = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
-            self._pinned[report.shape[0]] = host
-        host.copy_(report, non_blocking=True)
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record()
-        return host, ready
-
-    @staticmethod
-    def _attach_logprobs(requests: list[Request], first: FirstHalf, num_top: int) -> None:
-        """Read log-probabilities back for the requests that asked for them (a second transfer)."""
-        logits = committed_logits(first.verified, first.accepted)
-        logprobs = raw_logprobs(logits, first.accepted.tokens, num_top)
-        chosen, ranks, top_ids, top = (tensor.tolist() for tensor in logprobs)
-        for row, request in enumerate(requests):
-            if request.params.logprobs is not None and request.error is None:
-                attach_logprobs(request, chosen[row], ranks[row], top_ids[row], top[row])
 
 
 def _tree_of(drafter: Drafter | None, config: TargetConfig) -> TreeBudget | None:

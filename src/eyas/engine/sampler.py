@@ -38,6 +38,7 @@ from eyas.engine.sampler_state import (
     wrap_seed,
 )
 from eyas.kernels.reference.random import TARGET, draw, uniform
+from eyas.targets.decoder import Decoder
 
 __all__ = [
     "Choices",
@@ -48,6 +49,7 @@ __all__ = [
     "bad_requests",
     "check_params",
     "choose",
+    "greedy_choices",
     "needs_of",
     "process_logits",
     "raw_logprobs",
@@ -173,6 +175,11 @@ def _argmax(logits: Tensor) -> Choices:
     """First most likely token. torch counts NaN as the largest value, so one look at the winner tells."""
     best = logits.argmax(-1)
     return Choices(best, ~logits.gather(-1, best.unsqueeze(-1)).squeeze(-1).isfinite())
+
+
+def greedy_choices(decoder: Decoder, hidden: Tensor) -> Choices:
+    """The argmax at every row of hidden [B, R, D], for batches that need nothing else of the logits."""
+    return _argmax(decoder.logits(hidden))
 
 
 def choose(

@@ -6,6 +6,8 @@ Rules
 - Every decoding request owns pages for `lookahead` positions past its length before a step starts:
   K + 1 verified rows, then K rows that a drafter may write behind them. Positions at or past `max_len`
   have no page.
+- With a step in flight (engine/flight) a request may be `ahead` of what is known of it: its pages reach
+  so much further.
 - When pages run out, the newest running request is preempted: its pages are freed and it goes back to the
   front of the queue. The oldest request can always go on, because one request of max_len fits.
 - A step prefills at most `prefill_budget` tokens, `prefill_chunk` a request, so that decoding requests are
@@ -95,7 +97,7 @@ class Scheduler:
                 budget -= self._chunk(request, budget, plan)
         if not plan.preempted:
             self._admit(budget, plan)
-        plan.decodes = [request for request in self.running if request.decoding]
+        plan.decodes = [r for r in self.running if r.decoding and not r.surely_ends]
         return plan
 
     def check_integrity(self) -> None:
@@ -119,7 +121,7 @@ class Scheduler:
         for request in list(self.running):
             if request.slot < 0:
                 continue  # preempted for the sake of an older one
-            missing = self._pages_for(request.num_cached) - len(request.pages)
+            missing = self._pages_for(request.num_cached + request.ahead) - len(request.pages)
             if missing <= 0:
                 continue
             while self.blocks.num_free < missing and request.slot >= 0:
@@ -148,8 +150,9 @@ class Scheduler:
             if known > 0 and budget <= 0:
                 break
             need = self._pages_for(known)
-            # Leave a page for each running request, else the newcomer is preempted at once.
-            spare = len(self.running)
+            # Leave a page for each running request that may still grow, else the newcomer is preempted at once.
+            most = self._pages_for(self.max_len)
+            spare = sum(len(one.pages) < most for one in self.running)
             if need + spare > self.blocks.num_free and (self.running or need > self.blocks.num_free):
                 break
             self.waiting.popleft()
@@ -173,4 +176,4 @@ class Scheduler:
         """Give pages and state row back."""
         self.blocks.free(request.pages)
         self.free_slots.append(request.slot)
-        request.pages, request.slot, request.num_cached = [], -1, 0
+        request.pages, request.slot, request.num_cached, request.ahead = [], -1, 0, 0

@@ -9,6 +9,10 @@ Example, slot 2 decodes a prompt [11, 12, 13] that has given [14, 15] so far, K 
     length[2]      4                           tokens 11 .. 14 are cached
     last_token[2]  15                          stands at position 4 = length
     drafts[2]      guesses for positions 5, 6, 7, or -1
+    live[2]        True; a row that has ended (limit or end of text) is off, and so is the trash row for good
+
+The host learns of a step's tokens one step late. A row that ends on the device is switched off there, so that
+the step which runs meanwhile neither moves it on nor reads or writes its pages.
 """
 
 from collections.abc import Sequence
@@ -19,6 +23,7 @@ from torch import Tensor
 from eyas.core.tree import TreeBudget
 from eyas.engine.request import Request
 from eyas.engine.sampler_state import SamplingState
+from eyas.kernels.reference.step_settle import StateRows
 
 
 class EngineState:
@@ -52,12 +57,30 @@ class EngineState:
         self.forced_rates: Tensor | None = None
         """[D], verify/forced_lossy.acceptance_rates; set by timing runs alone, before a graph is captured."""
         self.length = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.live = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.limit = torch.ones(rows, dtype=torch.int64, device=device)
+        """int64 [S + 1], prompt and output may not get longer: length stays below it."""
+        self.stops_at_eos = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.eos_ids = torch.tensor(sorted(eos_token_ids), dtype=torch.int64, device=device)
         self.page_table = torch.zeros(rows, pages, dtype=torch.int32, device=device)
         # A run of K + 1 tokens may be written behind the last valid position: the host drops those tokens.
         self.history = torch.zeros(rows, max_len + num_draft_tokens + 2, dtype=torch.int64, device=device)
         self.sampling = SamplingState(num_slots, vocab_size, eos_token_ids=eos_token_ids, device=device)
         self._dirty: set[int] = set()
         """Slots whose sampling row is not the cleared one."""
+
+    @property
+    def rows(self) -> StateRows:
+        """What a step's outcome is entered into."""
+        return StateRows(
+            self.last_token,
+            self.length,
+            self.live,
+            self.history,
+            self.limit,
+            self.stops_at_eos,
+            self.eos_ids,
+        )
 
     def keep_draft_probs(self) -> Tensor:
         """Allocate the rows of q once."""
@@ -88,12 +111,17 @@ class EngineState:
                 [request.slot for request in requests],
                 [length - 1 for length in lengths],
                 [(request.output_ids or request.prompt_ids)[-1] for request in requests],
+                [request.max_total for request in requests],
+                [not request.params.ignore_eos for request in requests],
                 [self._limit(request) for request in requests],
             ]
         )
         self.length[rows[0]] = rows[1]
         self.last_token[rows[0]] = rows[2]
-        self.draft_limit[rows[0]] = rows[3]
+        self.limit[rows[0]] = rows[3]
+        self.stops_at_eos[rows[0]] = rows[4].bool()
+        self.live[rows[0]] = True
+        self.draft_limit[rows[0]] = rows[5]
         self.drafts[rows[0]] = -1
         if self.draft_probs is not None:
             self.draft_probs[rows[0]] = 0.0
@@ -117,8 +145,8 @@ class EngineState:
             self.page_table[where[0], where[1]] = where[2].to(torch.int32)
 
     def upload(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Integers of the host as int64 [len(rows), n] on the device, in one transfer."""
-        host = torch.tensor(rows, dtype=torch.int64)
+        """Integers of the host as int64 [len(rows), n] on the device, in one transfer, without waiting."""
+        host = torch.tensor(rows, dtype=torch.int64, pin_memory=self.device.type == "cuda")
         return host.to(self.device, non_blocking=True)
 
     def _limit(self, request: Request) -> int:

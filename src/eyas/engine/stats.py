@@ -35,8 +35,10 @@ class EngineStats:
     prefill_tokens: int = 0
     preemptions: int = 0
     prefill_seconds: float = 0.0
+    step_seconds: float = 0.0
+    """Decode steps that were timed as a whole: one CUDA graph holds both phases."""
     verify_seconds: float = 0.0
-    """Target forward and acceptance."""
+    """Target forward and acceptance, where steps are timed by phase."""
     draft_seconds: float = 0.0
     """Drafter's rows, its forwards, and the commit."""
     wall_seconds: float = 0.0
@@ -59,8 +61,9 @@ class EngineStats:
 
     @property
     def overhead_seconds(self) -> float:
-        """Wall time that is neither prefill, nor verification, nor drafting: the host's own work."""
-        return max(0.0, self.wall_seconds - self.prefill_seconds - self.verify_seconds - self.draft_seconds)
+        """Wall time in which the device did nothing of this: the host's own work, where it hides nowhere."""
+        device = self.prefill_seconds + self.step_seconds + self.verify_seconds + self.draft_seconds
+        return max(0.0, self.wall_seconds - device)
 
     def reset(self) -> None:
         """Start again from zero."""

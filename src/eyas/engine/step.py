@@ -1,22 +1,24 @@
 """The speculative step as five pure sentences: verify, accept, expand, draft, commit.
 
-The same functions run eagerly and inside CUDA graphs: shapes depend on the number of rows and K alone, and
-no value is read back to the host. Without a drafter K is 0 and the step is plain decoding.
+The same functions run eagerly and inside one CUDA graph: shapes depend on the number of rows and K alone,
+all state is on the device, and no value is read back to the host. Without drafts K is 0 and the step is plain
+decoding.
 
-    verified = verify(models, state, slots, max_visible)
-    accepted = accept(state, slots, verified, needs)
-    committed = expand(models, state, slots, verified, accepted)
-    draft = models.drafter.propose(committed)
-    commit(state, slots, verified, accepted, draft)
+    verified = verify(models, state, slots, variant)
+    accepted, report = accept(models, state, slots, verified, variant)
+    committed = expand(models, state, slots, verified, accepted, variant)
+    draft = propose(models, committed)
+    commit(state, slots, draft)
 
 Legend: B requests in the step (graph padding included), S + 1 state rows, K drafts, R = K + 1 rows; of a tree
 D is the largest depth, and D + 1 rows at most are accepted (K = D for a chain).
 
 Example, K = 3, one request: length 5, last token t, drafts [d1, d2, d3], the target agrees with d1 only:
     verify   rows [t, d1, d2, d3] at positions 5..8
-    accept   tokens [d1, b, *, *], counts 2
+    accept   tokens [d1, b, *, *], counts 2: length 7, last token b, history[6] = d1, history[7] = b
     expand   draft rows (d1, features at 5), (b, features at 6); the other two are padding
-    commit   length 7, last token b, new drafts; history[6] = d1, history[7] = b
+    draft    guesses for positions 8, 9, 10
+    commit   they are the request's drafts
 
 Trees go through the same sentences: rows then sit at their depths, acceptance names a path, and `expand`
 moves the path's keys and values and gathers its features, so that what follows sees a chain (verify/tree,
@@ -28,19 +30,29 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from eyas.core.batch import Committed, Draft, ForwardBatch, KVCache
 from eyas.core.tree_rows import TreeRows
 from eyas.drafters.base import Drafter
-from eyas.engine.sampler import Needs, bad_requests, choose, row_positions, target_probs
+from eyas.engine.sampler import (
+    Logprobs,
+    Needs,
+    choose,
+    greedy_choices,
+    raw_logprobs,
+    row_positions,
+    target_probs,
+)
+from eyas.engine.sampler_state import SamplingState
 from eyas.engine.state import EngineState
+from eyas.kernels import dispatch_step
 from eyas.kernels.reference.random import ACCEPT, uniform
 from eyas.nn.paged import PagedContext, uniform_batch
 from eyas.nn.tree_paged import move_rows, tree_batch
 from eyas.targets.decoder import Decoder
 from eyas.verify.accepted import Accepted
 from eyas.verify.forced_lossy import force_lossy
-from eyas.verify.greedy import accept_by_match
 from eyas.verify.rejection import reject_sampled
 from eyas.verify.tree import AcceptedPath, accept_tree
 
@@ -54,11 +66,24 @@ class StepModels:
     drafter: Drafter | None
 
 
+class Variant(NamedTuple):
+    """What the host decides about a step before it runs; each combination is a CUDA graph of its own."""
+
+    needs: Needs
+    """Of all requests together; GREEDY is an argmax and pays for nothing else."""
+    max_visible: int
+    """Bound on the KV indices that a row sees."""
+    num_drafts: int
+    """K of this step, at most the state's; 0 decodes plainly. Of a tree all nodes, or 0."""
+    num_top: int = -1
+    """Log-probabilities: of the chosen token and so many likeliest ones; -1 for none."""
+
+
 class Verified(NamedTuple):
     """Outcome of the target forward over the last tokens and the drafts."""
 
-    logits: Tensor
-    """[B, R, V]"""
+    hidden: Tensor
+    """[B, R, D] after the final norm"""
     features: Tensor | None
     """[B, R, A * D]"""
     start: Tensor
@@ -71,24 +96,34 @@ class Verified(NamedTuple):
     """Shapes [B, R]; None for chains"""
 
 
-def verify(models: StepModels, state: EngineState, slots: Tensor, max_visible: int) -> Verified:
+class Report(NamedTuple):
+    """All that the host gets to know of a step."""
+
+    rows: Tensor
+    """int64 [B, D + 3]: the tokens, how many of them count, how many drafts there were (kernels' `settle`)"""
+    logprobs: Logprobs | None = None
+    """Of the tokens, where the variant asks for them"""
+
+
+def verify(models: StepModels, state: EngineState, slots: Tensor, variant: Variant) -> Verified:
     """Run the target over [last token, drafts]: row r sits at position length + r (trees: + its depth).
 
-    Missing drafts (-1) run as token 0: nothing accepts them.
+    Missing drafts (-1) run as token 0: nothing accepts them. Rows of requests that are off see nothing.
     """
-    drafts, start, page_table = state.drafts[slots], state.length[slots], state.page_table[slots]
+    drafts = state.drafts[slots][:, : variant.num_drafts]
+    start, page_table = state.length[slots], state.page_table[slots]
     tree = None
-    if state.tree is not None and state.draft_parents is not None:
+    if state.tree is not None and state.draft_parents is not None and variant.num_drafts:
         tree = TreeRows.from_parents(state.draft_parents[slots], state.tree.depth)
         # A row without a page sees nothing, so it must not be accepted.
         drafts = torch.where(row_positions(start + 1, drafts.shape[1]) < state.max_len, drafts, -1)
     rows = torch.cat((state.last_token[slots].unsqueeze(1), drafts.clamp_min(0)), dim=1)
-    batch = _rows(state, rows, start, page_table, tree, max_visible)
+    batch = _rows(state, slots, rows, start, page_table, tree, variant.max_visible)
     capture = models.drafter.aux_layers if models.drafter is not None else ()
     context = PagedContext(models.cache, batch)
     hidden, features = models.decoder(batch.token_ids, batch.positions, context, capture=capture)
     return Verified(
-        logits=models.decoder.logits(hidden).view(*rows.shape, -1),
+        hidden=hidden.view(*rows.shape, -1),
         features=None if features is None else features.view(*rows.shape, -1),
         start=start,
         drafts=drafts,
@@ -99,6 +134,7 @@ def verify(models: StepModels, state: EngineState, slots: Tensor, max_visible: i
 
 def _rows(
     state: EngineState,
+    slots: Tensor,
     token_ids: Tensor,
     start: Tensor,
     page_table: Tensor,
@@ -110,7 +146,7 @@ def _rows(
         return uniform_batch(
             token_ids=token_ids,
             start=start,
-            counts=torch.full_like(start, token_ids.shape[1]),
+            counts=state.live[slots] * token_ids.shape[1],
             page_table=page_table,
             page_size=state.page_size,
             max_position=state.max_len,
@@ -130,35 +166,39 @@ def _rows(
 
 
 def accept(
-    state: EngineState, slots: Tensor, verified: Verified, needs: Needs
-) -> tuple[Accepted | AcceptedPath, Tensor]:
-    """Choose at every row and keep the drafts that were right.
+    models: StepModels, state: EngineState, slots: Tensor, verified: Verified, variant: Variant
+) -> tuple[Accepted | AcceptedPath, Report]:
+    """Choose at every row, keep the drafts that were right, and advance the state by them.
 
-    Returns (accepted, report int64 [B, D + 3]): the tokens, how many of them count, how many drafts there
-    were. Count 0 says that the target's logits were no distribution (NaN, or nothing but -inf): the host
-    ends that request with an error. Everything the host needs to know is in this one tensor.
+    A request whose logits were no distribution (NaN, or nothing but -inf) is reported with count 0: the host
+    ends it with an error.
     """
-    accepted: Accepted | AcceptedPath
-    arguments = (verified.logits, state.sampling, slots, verified.drafts, verified.start + 1, state.history)
-    if needs & Needs.SAMPLE and state.draft_probs is not None:
-        probs, bad_rows = target_probs(*arguments, needs)
+    needs, drafts = variant.needs, verified.drafts
+    plain = needs == Needs.GREEDY and variant.num_top < 0
+    logits = None if plain else models.decoder.logits(verified.hidden)
+    counts, nodes = None, None
+    if needs & Needs.SAMPLE and state.draft_probs is not None and logits is not None:
+        probs, bad_rows = target_probs(*_chosen_from(logits, state, slots, verified), needs)
         positions = row_positions(verified.start + 1, probs.shape[1])
         # Greedy rows carry all mass on their argmax, and for them the rule accepts exactly the argmax.
-        accepted = reject_sampled(
-            probs, state.draft_probs[slots], verified.drafts, state.sampling.seeds[slots], positions
-        )
-    elif state.tree is None or verified.tree is None:
-        choices, bad_rows = choose(*arguments, needs)
-        accepted = accept_by_match(*_forced(state, slots, verified, choices))
+        q = state.draft_probs[slots][:, : variant.num_drafts]
+        tokens, counts = reject_sampled(probs, q, drafts, state.sampling.seeds[slots], positions)
     else:
-        choices, bad_rows = choose(*arguments, needs, verified.tree)
-        choices, drafts = _forced(state, slots, verified, choices)
-        tokens = torch.cat((choices[:, :1], drafts), dim=1)
-        accepted = accept_tree(choices, tokens, verified.tree, state.tree.depth)
-        bad_rows = bad_rows.gather(1, accepted.nodes)
-    counts = torch.where(bad_requests(bad_rows, accepted.counts), 0, accepted.counts)
-    drafted = (verified.drafts >= 0).sum(1)
-    return accepted, torch.cat((accepted.tokens, counts.unsqueeze(1), drafted.unsqueeze(1)), dim=1)
+        if logits is None:
+            tokens, bad_rows = greedy_choices(models.decoder, verified.hidden)
+        else:
+            tokens, bad_rows = choose(*_chosen_from(logits, state, slots, verified), needs, verified.tree)
+        tokens, drafts = _forced(state, slots, verified, tokens)
+        if verified.tree is not None and state.tree is not None:
+            rows = torch.cat((tokens[:, :1], drafts), dim=1)
+            tokens, counts, nodes = accept_tree(tokens, rows, verified.tree, state.tree.depth)
+            bad_rows = bad_rows.gather(1, nodes)
+    counts, report = dispatch_step.settle(tokens, counts, bad_rows, drafts, slots, verified.start, state.rows)
+    logprobs = None
+    if variant.num_top >= 0 and logits is not None:
+        logprobs = raw_logprobs(logits if nodes is None else _at(logits, nodes), tokens, variant.num_top)
+    accepted = Accepted(tokens, counts) if nodes is None else AcceptedPath(tokens, counts, nodes)
+    return accepted, Report(report, logprobs)
 
 
 def _forced(state: EngineState, slots: Tensor, verified: Verified, choices: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,8 +207,21 @@ def _forced(state: EngineState, slots: Tensor, verified: Verified, choices: Tens
         return choices, verified.drafts
     # Greedy requests have no seed of their own: the slot tells them apart.
     seeds = (state.sampling.seeds[slots] + slots).unsqueeze(1)
-    uniforms = uniform(seeds, row_positions(verified.start + 1, state.forced_rates.numel()), ACCEPT)
-    return force_lossy(choices, verified.drafts, state.forced_rates, uniforms, verified.tree)
+    rates = state.forced_rates if verified.tree else state.forced_rates[: verified.drafts.shape[1]]
+    uniforms = uniform(seeds, row_positions(verified.start + 1, rates.numel()), ACCEPT)
+    return force_lossy(choices, verified.drafts, rates, uniforms, verified.tree)
+
+
+def _chosen_from(
+    logits: Tensor, state: EngineState, slots: Tensor, verified: Verified
+) -> tuple[Tensor, SamplingState, Tensor, Tensor, Tensor, Tensor]:
+    """What the sampler wants to know (engine/sampler.process_logits)."""
+    return logits, state.sampling, slots, verified.drafts, verified.start + 1, state.history
+
+
+def _at(values: Tensor, nodes: Tensor) -> Tensor:
+    """Rows of values [B, R, n] on the accepted path, [B, D + 1, n]."""
+    return values.gather(1, nodes.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
 
 
 def expand(
@@ -177,20 +230,17 @@ def expand(
     slots: Tensor,
     verified: Verified,
     accepted: Accepted | AcceptedPath,
+    variant: Variant,
 ) -> Committed:
-    """Write the accepted tokens to the history and lay out the drafter's rows, shifted by one.
+    """Lay out the drafter's rows, shifted by one.
 
-    All D + 1 tokens are written; those past the count are overwritten by the next step. An accepted path of
-    a tree
-    becomes a chain, in the target's cache and in the features.
+    An accepted path of a tree becomes a chain, in the target's cache and in the features.
     """
     features = verified.features
     if isinstance(accepted, AcceptedPath):
         page_table, start = verified.page_table, verified.start
         move_rows(models.cache, page_table, start, accepted.nodes, accepted.counts, state.max_len)
-        features = None if features is None else _at_nodes(features, accepted)
-    columns = row_positions(verified.start + 1, accepted.tokens.shape[1])
-    state.history[slots.unsqueeze(1), columns] = accepted.tokens
+        features = None if features is None else _at(features, accepted.nodes)
     return Committed(
         tokens=accepted.tokens,
         features=features,
@@ -201,34 +251,59 @@ def expand(
         max_position=state.max_len,
         temperature=state.sampling.temperature[slots],
         seeds=state.sampling.seeds[slots],
+        num_guesses=variant.num_drafts,
     )
 
 
-def _at_nodes(values: Tensor, accepted: AcceptedPath) -> Tensor:
-    """Rows of values [B, R, n] on the accepted path, [B, D + 1, n]."""
-    return values.gather(1, accepted.nodes.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
+def propose(models: StepModels, committed: Committed) -> Draft | None:
+    """The drafter's guesses; without any wanted, only its cache takes in the committed rows."""
+    if models.drafter is None:
+        return None
+    if committed.num_guesses == 0:
+        models.drafter.prefill(committed)
+        return None
+    return models.drafter.propose(committed)
 
 
-def committed_logits(verified: Verified, accepted: Accepted | AcceptedPath) -> Tensor:
-    """The logits that accepted.tokens were chosen from, [B, D + 1, V]."""
-    return verified.logits if isinstance(accepted, Accepted) else _at_nodes(verified.logits, accepted)
+def commit(state: EngineState, slots: Tensor, draft: Draft | None) -> None:
+    """Keep the new drafts; places that have none hold -1."""
+    if draft is None:
+        if state.num_draft_tokens:
+            state.drafts[slots] = -1
+        return
+    missing = state.num_draft_tokens - draft.tokens.shape[1]
+    tokens = functional.pad(draft.tokens, (0, missing), value=-1) if missing else draft.tokens
+    state.drafts[slots] = state.limited(slots, tokens)
+    if draft.parents is not None:
+        assert state.draft_parents is not None, "a drafter of trees says so before (TreeBudget)"
+        state.draft_parents[slots] = draft.parents
+    if draft.probs is not None:
+        state.keep_draft_probs()[slots, : draft.probs.shape[1]] = draft.probs
 
 
-def commit(
-    state: EngineState,
-    slots: Tensor,
-    verified: Verified,
-    accepted: Accepted | AcceptedPath,
-    draft: Draft | None,
-) -> None:
-    """Advance lengths and last tokens, and keep the new drafts. The trash row stays at length 0."""
-    newest = accepted.tokens.gather(1, accepted.counts.unsqueeze(1) - 1).squeeze(1)
-    state.last_token[slots] = newest
-    state.length[slots] = torch.where(slots < state.num_slots, verified.start + accepted.counts, 0)
-    if draft is not None:
-        state.drafts[slots] = state.limited(slots, draft.tokens)
-        if draft.parents is not None:
-            assert state.draft_parents is not None, "a drafter of trees says so before (TreeBudget)"
-            state.draft_parents[slots] = draft.parents
-        if draft.probs is not None:
-            state.keep_draft_probs()[slots] = draft.probs
+class Halfway(NamedTuple):
+    """What the second half of a step needs of the first."""
+
+    slots: Tensor
+    verified: Verified
+    accepted: Accepted | AcceptedPath
+    report: Report
+
+
+def first_half(models: StepModels, state: EngineState, slots: Tensor, variant: Variant) -> Halfway:
+    """Verify and accept."""
+    verified = verify(models, state, slots, variant)
+    accepted, report = accept(models, state, slots, verified, variant)
+    return Halfway(slots, verified, accepted, report)
+
+
+def second_half(models: StepModels, state: EngineState, first: Halfway, variant: Variant) -> Report:
+    """Expand, draft and commit; returns the report of the whole step."""
+    committed = expand(models, state, first.slots, first.verified, first.accepted, variant)
+    commit(state, first.slots, propose(models, committed))
+    return first.report
+
+
+def whole(models: StepModels, state: EngineState, slots: Tensor, variant: Variant) -> Report:
+    """All five sentences."""
+    return second_half(models, state, first_half(models, state, slots, variant), variant)

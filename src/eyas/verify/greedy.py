@@ -11,6 +11,7 @@ the draft x is accepted with probability p(x), and a rejected row's choice is di
 
 from torch import Tensor
 
+from eyas.kernels.reference.step_settle import count_matches
 from eyas.verify.accepted import Accepted
 
 
@@ -27,6 +28,4 @@ def accept_by_match(choices: Tensor, drafts: Tensor) -> Accepted:
     Returns:
         Accepted; its tokens are the choices themselves, since accepted drafts equal them.
     """
-    matches = choices[:, :-1] == drafts
-    counts = matches.long().cumprod(1).sum(1) + 1
-    return Accepted(choices, counts)
+    return Accepted(choices, count_matches(choices, drafts))

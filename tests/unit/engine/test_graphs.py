@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from eyas.core.sampling import SamplingParams
-from eyas.engine.graphs import bucket_of, first_half, second_half, visible_bound
+from eyas.engine.graphs import bucket_of, top_bucket, visible_bound
 from eyas.engine.llm import LLM
 from eyas.engine.sampler import Needs
+from eyas.engine.step import Variant, whole
 from fakes import naive_greedy, random_head
 from tiny import tiny_target
 from tree_fakes import tree_head
@@ -20,6 +21,11 @@ def test_buckets(size, bucket):
 @pytest.mark.parametrize(("visible", "bound"), [(1, 1024), (1024, 1024), (1025, 2048), (5000, 8192)])
 def test_bounds_on_visible(visible, bound):
     assert visible_bound(visible) == bound
+
+
+@pytest.mark.parametrize(("asked", "given"), [(-1, -1), (0, 0), (1, 1), (3, 5), (20, 20), (33, 50)])
+def test_numbers_of_logprobs(asked, given):
+    assert top_bucket(asked, vocab_size=50) == given
 
 
 @pytest.mark.parametrize("shape", [None, "3x2x6"], ids=["chain", "tree"])
@@ -43,15 +49,14 @@ def test_padding_with_the_trash_row_changes_nothing(kind, needs, shape):
             plan = runner.scheduler.schedule()
             runner._update_rows(plan)
             warm = torch.full((4,), trash)
-            second_half(
-                runner.models, runner.state, first_half(runner.models, runner.state, warm, needs, 1024)
-            )
+            variant = Variant(needs, 1024, runner.state.num_draft_tokens)
+            whole(runner.models, runner.state, warm, variant)
             slots = torch.tensor([request.slot for request in requests] + [trash, trash])
-            first = first_half(runner.models, runner.state, slots, needs, 1024)
-            second_half(runner.models, runner.state, first)
-            runner._post.apply(requests, first.report[:2].tolist())
+            report = whole(runner.models, runner.state, slots, variant)
+            runner._launcher._post.apply(requests, report.rows[:2].tolist())
             assert runner.state.length[trash] == 0
             assert not runner.state.page_table[trash].any()
+            assert not runner.state.live[trash]
 
     for prompt, request in zip(prompts, requests, strict=True):
         tokens = request.output_ids

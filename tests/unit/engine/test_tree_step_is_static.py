@@ -8,9 +8,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eyas.core.sampling import SamplingParams
-from eyas.engine.graphs import first_half, second_half
 from eyas.engine.llm import LLM
 from eyas.engine.sampler import Needs
+from eyas.engine.step import Variant, whole
 from eyas.kernels import dispatch
 from tiny import tiny_target
 from tree_fakes import tree_head
@@ -48,6 +48,5 @@ def test_no_step_reads_back(kind, needs, monkeypatch):
     monkeypatch.setattr(dispatch, "paged_attention", lambda queries, *_, **__: torch.zeros_like(queries))
     slots = torch.tensor([0, 1, runner.state.num_slots])
     with torch.no_grad(), NoReads():
-        first = first_half(runner.models, runner.state, slots, needs, 1024)
-        second_half(runner.models, runner.state, first)
-    assert first.report.shape == (3, 4 + 3)
+        report = whole(runner.models, runner.state, slots, Variant(needs, 1024, 12))
+    assert report.rows.shape == (3, 4 + 3)

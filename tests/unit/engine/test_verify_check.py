@@ -14,8 +14,8 @@ from eyas.drafters.small_model.propose import SmallModelDrafter
 from eyas.engine.exact import OTHER, cell_of, next_logits, rounding_distance, token_tree
 from eyas.engine.sampler import choose
 from eyas.engine.verify_check import CheckOptions, check_lossless, num_checks
+from eyas.kernels.reference import step_settle
 from eyas.kernels.reference.random import uniform
-from eyas.verify.accepted import Accepted
 from tiny import tiny_target
 from tree_fakes import tree_head
 
@@ -86,12 +86,9 @@ def test_sound_sampled_drafts_pass():
 
 def test_an_engine_that_accepts_everything_fails(monkeypatch):
     def accept_all(choices, drafts):
-        counts = 1 + (drafts >= 0).long().cumprod(1).sum(1)
-        tokens = torch.cat([drafts, choices[:, -1:]], 1)
-        tokens = torch.where((drafts >= 0).all(1, keepdim=True), tokens, choices)
-        return Accepted(tokens, counts)
+        return 1 + (drafts >= 0).long().cumprod(1).sum(1)
 
-    monkeypatch.setattr(step_module, "accept_by_match", accept_all)
+    monkeypatch.setattr(step_settle, "count_matches", accept_all)
     report = check_lossless(TARGET, small_model, PROMPTS, OPTIONS)
 
     assert not report.passed
@@ -102,7 +99,8 @@ def test_an_engine_that_accepts_everything_fails(monkeypatch):
 def test_an_engine_that_draws_rows_with_wrong_positions_fails(monkeypatch):
     """Right distribution, wrong key: only the comparison seed by seed can tell."""
 
-    def elsewhere(logits, state, slots, drafts, position0, history, needs):
+    def elsewhere(logits, state, slots, drafts, position0, history, needs, tree):
+        assert tree is None
         return choose(logits, state, slots, drafts, position0 + (drafts >= 0).any(1) * 1000, history, needs)
 
     monkeypatch.setattr(step_module, "choose", elsewhere)

@@ -27,7 +27,7 @@ class Eagle3Drafter(HeadDrafter):
         position, one = committed.start + committed.counts, torch.ones_like(committed.counts)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
-        for depth in range(self.num_draft_tokens):
+        for depth in range(committed.wanted(self.num_draft_tokens)):
             if depth > 0:
                 batch = self._batch(committed, tokens[-1], position + (depth - 1), one)
                 normed, feedback = self._forward(batch, feedback)

@@ -51,17 +51,16 @@ class PEagleDrafter(HeadDrafter):
     @torch.no_grad()
     def propose(self, committed: Committed) -> Draft:
         """Guess K tokens; see eyas.drafters.base.Drafter."""
-        normed = self._guess_rows(committed)
+        normed = self._guess_rows(committed, committed.wanted(self.num_draft_tokens))
         if self._peagle.markov is not None:
             logits = self.model.logits(normed)
             return self._peagle.markov.draft(logits, committed, self.vocab_map, self.uniform)
         guesses, probs = self._choose(normed, committed, 0)
         return Draft(guesses, probs)
 
-    def _guess_rows(self, committed: Committed) -> Tensor:
-        """The forward: normed rows [B, K, D], of which row k guesses depth k + 1 (K the depth of a tree)."""
+    def _guess_rows(self, committed: Committed, num_guesses: int) -> Tensor:
+        """The forward: normed rows [B, num_guesses, D], of which row k guesses depth k + 1."""
         num_requests, rows = committed.tokens.shape
-        num_guesses = self.tree.depth
         extra = num_guesses - 1
         fused, tokens = self._fused(committed), committed.tokens
         mask_rows = fused.new_zeros(num_requests, extra, fused.shape[-1])

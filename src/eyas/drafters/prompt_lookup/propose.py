@@ -51,7 +51,8 @@ class PromptLookupDrafter:
     def propose(self, committed: Committed) -> Draft:
         """Guess K tokens; see eyas.drafters.base.Drafter."""
         newest = committed.start + committed.counts
-        return Draft(lookup(committed.history, newest, self.num_draft_tokens, self.max_ngram))
+        num_guesses = committed.wanted(self.num_draft_tokens)
+        return Draft(lookup(committed.history, newest, num_guesses, self.max_ngram))
 
 
 def lookup(history: Tensor, newest: Tensor, num_draft_tokens: int, max_ngram: int = 3) -> Tensor:

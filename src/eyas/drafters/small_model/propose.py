@@ -111,7 +111,7 @@ class SmallModelDrafter:
         one = torch.ones_like(committed.counts)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
-        for depth in range(self.num_draft_tokens):
+        for depth in range(committed.wanted(self.num_draft_tokens)):
             if depth > 0:
                 hidden = self._run(self._batch(committed, tokens[-1], position + depth, one))
             logits = self.model.logits(hidden)[:, None, : self.vocab_map.draft_vocab_size]
