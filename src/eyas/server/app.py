@@ -3,11 +3,13 @@
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fastapi import Depends, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.staticfiles import StaticFiles
 
 from eyas.engine.llm import LLM
 from eyas.server.errors import ApiError
@@ -17,6 +19,14 @@ from eyas.server.service import Service
 from eyas.server.settings import ServerSettings
 
 Handler = Callable[[Request], Awaitable[Response]]
+
+PAGE = Path(__file__).parent / "page"
+"""Plain files, sent as they are; no build step."""
+PAGE_HEADERS = {
+    # It loads nothing from elsewhere, and no other site may frame it.
+    "Content-Security-Policy": "default-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'",
+    "Referrer-Policy": "no-referrer",
+}
 
 
 def build_app(llms: LLM | list[LLM] | Methods, settings: ServerSettings | None = None) -> FastAPI:
@@ -105,6 +115,12 @@ def build_app(llms: LLM | list[LLM] | Methods, settings: ServerSettings | None =
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    # The page holds no secret: no key is asked for it, but it asks for one where the API does.
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
+
+    app.mount("/page", StaticFiles(directory=PAGE))
     return app
 
 
