@@ -4,7 +4,6 @@ The teacher's distribution is never stored: the final hidden state [.., D] is, a
 with the output matrix chunk by chunk. Its final norm is already applied (Decoder.forward does that).
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -41,12 +40,3 @@ def capture(decoder: Decoder, batch: Batch, aux_layers: tuple[int, ...]) -> Capt
         hidden, features = decoder(batch.ids.long(), batch.positions.long(), context, capture=aux_layers)
         assert features is not None
         return Captured(features, hidden, teacher_choices(hidden, decoder.lm_head_weight))
-
-
-CaptureFn = Callable[[Decoder, Batch, tuple[int, ...]], Captured]
-
-
-def compiled_capture() -> CaptureFn:
-    """`capture` through torch.compile, for fixed shapes."""
-    compiled: CaptureFn = torch.compile(capture, dynamic=False)
-    return compiled

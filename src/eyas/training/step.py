@@ -13,6 +13,7 @@ from eyas.drafters.eagle3.model import Eagle3Model
 from eyas.drafters.peagle.model import PEagleModel
 from eyas.targets.base import Target
 from eyas.training.capture import Captured, capture
+from eyas.training.compiled import compile_fixed
 from eyas.training.config import LossSection
 from eyas.training.losses import Reach, compact, slot_loss
 from eyas.training.losses_chunk import chunk_loss
@@ -66,9 +67,9 @@ class TrainStep:
         all_ids = torch.arange(vocab_map.vocab_size, device=device)
         self.draft_ids = vocab_map.to(device).draft_ids(all_ids)
         self.depth_weights = torch.tensor(objective.depth_weights, device=device)
-        self._capture: Any = torch.compile(capture, dynamic=False) if compiled else capture
-        self._forward: Any = torch.compile(self._draft, dynamic=False) if compiled else self._draft
-        self._chunk: Any = torch.compile(chunk_loss, dynamic=False) if compiled else chunk_loss
+        self._capture: Any = compile_fixed(capture) if compiled else capture
+        self._forward: Any = compile_fixed(self._draft) if compiled else self._draft
+        self._chunk: Any = compile_fixed(chunk_loss) if compiled else chunk_loss
 
     def autocasting(self) -> Any:
         """Context of the drafter's products."""

@@ -1,0 +1,72 @@
+"""Matrix products of the decode path, with what stands before and after them in a layer.
+
+    linear         rms_norm(x) @ W^T + bias + residual
+    gated_linear   silu(gate) * up, gate and up = rms_norm(x) @ W^T
+    max_linear     largest logit of every row and where it stands; argmax_linear the latter alone
+
+Norm, bias and residual are optional. Legend: [...] rows of any leading shape, K in, N out.
+"""
+
+from torch import Tensor
+from torch.nn import functional
+
+from eyas.kernels.reference.norm import rms_norm
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """X [..., K], weight [N, K] -> [..., N]; norm_weight [K], bias [N], residual [..., N]."""
+    out = functional.linear(_normed(x, norm_weight, eps), weight, bias)
+    return out if residual is None else residual + out
+
+
+def gated_linear(
+    x: Tensor, gate_up_weight: Tensor, *, norm_weight: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
+    """X [..., K], gate_up_weight [2 * N, K] (rows of gate, then rows of up) -> [..., N]."""
+    gate, up = functional.linear(_normed(x, norm_weight, eps), gate_up_weight).chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def max_linear(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    index_map: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Largest of linear(x, weight) in every row, [...] of x's type, and the first place of it, int64 [...].
+
+    `index_map` int64 [N] gives the id that a column stands for. A NaN counts as the largest, as in torch.
+
+    Example: logits [0, 3, 3], index_map [5, 7, 8] -> (3, 7).
+    """
+    logits = linear(x, weight, norm_weight=norm_weight, eps=eps)
+    # max's own indices are any of the tied ones on CUDA; argmax is the first.
+    index = logits.argmax(-1)
+    largest = logits.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+    return largest, index if index_map is None else index_map[index]
+
+
+def argmax_linear(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    index_map: Tensor | None = None,
+) -> Tensor:
+    """The ids of max_linear."""
+    return max_linear(x, weight, norm_weight=norm_weight, eps=eps, index_map=index_map)[1]
+
+
+def _normed(x: Tensor, norm_weight: Tensor | None, eps: float) -> Tensor:
+    return x if norm_weight is None else rms_norm(x, norm_weight, eps)

@@ -1,0 +1,232 @@
+"""Batch-invariant matrix products with fused norm, bias, residual, SiLU and argmax (linear_kernels.py).
+
+Any number of rows; the same bits for a row whatever the others are. 16-bit types multiply on tensor cores
+and add in float32; float32 multiplies exactly as float32 (slow: for tests).
+"""
+
+import triton
+import torch
+from torch import Tensor
+
+from eyas.kernels.settings import settings
+from eyas.kernels.triton import linear_kernels as kernels
+from eyas.kernels.triton.linear_tiling import Tiling, tiling
+
+_COUNTERS = 1 << 18
+"""Arrivals that are counted at the same time at most; a step of an 8B model counts 4,096."""
+_counters: dict[torch.device, Tensor] = {}
+_next_counter = 0
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """See eyas.kernels.reference.linear.linear."""
+    out = x.new_empty(*x.shape[:-1], weight.shape[0])
+    rows = _rows(x)
+    if len(rows):
+        tiles = tiling(weight.shape[0], weight.shape[1], len(rows))
+        launch(tiles, rows, weight, out, bias=bias, norm_weight=norm_weight, eps=eps, residual=residual)
+    return out
+
+
+def gated_linear(
+    x: Tensor, gate_up_weight: Tensor, *, norm_weight: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
+    """See eyas.kernels.reference.linear.gated_linear."""
+    half, size = gate_up_weight.shape[0] // 2, gate_up_weight.shape[1]
+    out = x.new_empty(*x.shape[:-1], half)
+    rows = _rows(x)
+    if len(rows):
+        tiles = tiling(half, size, len(rows), gated=True)
+        launch(tiles, rows, gate_up_weight, out, norm_weight=norm_weight, eps=eps, gated=True)
+    return out
+
+
+def max_linear(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    index_map: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See eyas.kernels.reference.linear.max_linear."""
+    largest, ids = x.new_empty(x.shape[:-1]), x.new_empty(x.shape[:-1], dtype=torch.int64)
+    rows = _rows(x)
+    if len(rows):
+        tiles = tiling(weight.shape[0], weight.shape[1], len(rows))
+        launch_max(
+            tiles, rows, weight, largest, ids, norm_weight=norm_weight, eps=eps, index_map=index_map
+        )
+    return largest, ids
+
+
+def argmax_linear(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    index_map: Tensor | None = None,
+) -> Tensor:
+    """See eyas.kernels.reference.linear.argmax_linear."""
+    return max_linear(x, weight, norm_weight=norm_weight, eps=eps, index_map=index_map)[1]
+
+
+def launch(
+    tiles: Tiling,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    bias: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    residual: Tensor | None = None,
+    gated: bool = False,
+) -> None:
+    """Compute x [T, K] @ weight^T into `out`, cut as `tiles` says."""
+    rows, size = x.shape
+    width = out.shape[-1]
+    x, norm_weight, scale = _prepared(tiles, x, norm_weight, eps)
+    programs = triton.cdiv(width, tiles.block_out) * triton.cdiv(rows, tiles.block_rows)
+    partial = arrived = None
+    if tiles.parallel:
+        partial = x.new_empty(
+            tiles.splits * programs * tiles.block_out * tiles.block_rows, dtype=torch.float32
+        )
+        arrived = _take_counters(x.device, programs)
+    kernels.linear_kernel[(programs, tiles.splits if tiles.parallel else 1)](
+        x,
+        weight.contiguous(),
+        bias,
+        norm_weight,
+        scale,
+        None if residual is None else residual.contiguous(),
+        out,
+        partial,
+        arrived,
+        rows,
+        x.stride(0),
+        eps,
+        OUT=width,
+        K=size,
+        BLOCK_OUT=tiles.block_out,
+        BLOCK_ROWS=tiles.block_rows,
+        BLOCK_K=tiles.block_k,
+        SPLITS=tiles.splits,
+        LENGTH=triton.cdiv(size, tiles.splits * tiles.block_k) * tiles.block_k,
+        PARALLEL=tiles.parallel,
+        GATED=gated,
+        **_options(tiles, size),
+    )
+
+
+def launch_max(
+    tiles: Tiling,
+    x: Tensor,
+    weight: Tensor,
+    largest: Tensor,
+    ids: Tensor,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    index_map: Tensor | None = None,
+) -> None:
+    """Write the largest of x [T, K] @ weight^T in every row, and its id, cut as `tiles` says."""
+    assert tiles.splits == 1, "an output matrix is wide enough without K-splits"
+    rows, size = x.shape
+    width = weight.shape[0]
+    x, norm_weight, scale = _prepared(tiles, x, norm_weight, eps)
+    num_tiles = triton.cdiv(width, tiles.block_out)
+    values = x.new_empty(rows, num_tiles)
+    indices = x.new_empty(rows, num_tiles, dtype=torch.int32)
+    kernels.max_kernel[(num_tiles * triton.cdiv(rows, tiles.block_rows),)](
+        x,
+        weight.contiguous(),
+        norm_weight,
+        scale,
+        values,
+        indices,
+        rows,
+        x.stride(0),
+        eps,
+        OUT=width,
+        K=size,
+        BLOCK_OUT=tiles.block_out,
+        BLOCK_ROWS=tiles.block_rows,
+        BLOCK_K=tiles.block_k,
+        **_options(tiles, size),
+    )
+    kernels.max_of_tiles_kernel[(rows,)](
+        values,
+        indices,
+        index_map,
+        largest,
+        ids,
+        num_tiles,
+        BLOCK=triton.next_power_of_2(num_tiles),
+        **_pdl(),
+    )
+
+
+def _rows(x: Tensor) -> Tensor:
+    """X [..., K] as [T, K] whose rows are contiguous."""
+    flat = x.reshape(-1, x.shape[-1])
+    return flat if flat.stride(1) == 1 else flat.contiguous()
+
+
+def _prepared(
+    tiles: Tiling, x: Tensor, norm_weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(x, norm weight for the loop, scales for the ending): the norm's pass, where it is not in the loop."""
+    # A program of a K-split sees a part of the squares only.
+    if norm_weight is None or (tiles.norm_in_loop and tiles.splits == 1):
+        return x, norm_weight, None
+    rows, size = x.shape
+    out, scale = x.new_empty(rows, size), x.new_empty(rows, dtype=torch.float32)
+    kernels.norm_pass_kernel[(rows,)](
+        x, norm_weight, out, scale, x.stride(0), eps, K=size, BLOCK_K=tiles.block_k, num_warps=2, **_pdl()
+    )
+    return out, None, scale
+
+
+def _options(tiles: Tiling, size: int) -> dict[str, int | bool]:
+    """Launch options; multiply-adds are not contracted, so that every variant rounds alike."""
+    lines = min(triton.next_power_of_2(triton.cdiv(size // tiles.splits, 64)), 16)
+    return {
+        "PREFETCH": lines if settings.pdl else 0,
+        "num_warps": tiles.warps,
+        "num_stages": tiles.stages,
+        **_pdl(),
+    }
+
+
+def _pdl() -> dict[str, bool]:
+    """The options that every kernel here shares; the launch attribute only where it is wanted."""
+    options = {"PDL": settings.pdl, "enable_fp_fusion": False}
+    return options | ({"launch_pdl": True} if settings.pdl else {})
+
+
+def _take_counters(device: torch.device, count: int) -> Tensor:
+    """The next `count` zeros of a ring. The last arrival puts zeros back.
+
+    Launches that may run at the same time (two streams, or a kernel that starts early) get different ones.
+    The ring is made by the first call, which must not stand in a CUDA graph (warm-up comes first).
+    """
+    global _next_counter  # noqa: PLW0603 - one ring a process
+    ring = _counters.get(device)
+    if ring is None:
+        ring = _counters[device] = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
+    if _next_counter + count > _COUNTERS:
+        _next_counter = 0
+    taken = ring[_next_counter : _next_counter + count]
+    _next_counter += count
+    return taken

@@ -1,0 +1,22 @@
+"""torch.compile as training uses it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_MIX = "mix_order_reduction"
+
+
+def compile_fixed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile `function` for fixed shapes.
+
+    Inductor's mixed-order reductions give wrong gradients to a vector that is broadcast into some rows of a
+    norm's input (seen in torch 2.11; pytorch issue 193061). P-EAGLE's mask_hidden is such a vector; its
+    garbage gradient filled the clipping norm, and nothing was learnt. So they are switched off.
+    """
+    from torch._inductor import config
+
+    options: dict[str, Any] = {f"triton.{_MIX}": False} if hasattr(config.triton, _MIX) else {}
+    result: Callable[..., Any] = torch.compile(function, dynamic=False, options=options or None)
+    return result
