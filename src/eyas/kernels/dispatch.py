@@ -13,9 +13,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from eyas.kernels.reference import linear as _linear
 from eyas.kernels.reference import norm as _norm
 from eyas.kernels.reference import paged_attention as _attention
 from eyas.kernels.reference import rotary as _rotary
+from eyas.kernels.settings import settings
 
 Backend = Literal["auto", "reference", "triton"]
 _forced: Backend = "auto"
@@ -95,3 +97,62 @@ def paged_attention(
         **({"memo": memo} if twin is _attention else {}),
     )
     return out
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """See eyas.kernels.reference.linear.linear."""
+    twin, x, norm_weight = _product(x, weight, norm_weight, eps)
+    out: Tensor = twin.linear(x, weight, bias, norm_weight=norm_weight, eps=eps, residual=residual)
+    return out
+
+
+def gated_linear(
+    x: Tensor, gate_up_weight: Tensor, *, norm_weight: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
+    """See eyas.kernels.reference.linear.gated_linear."""
+    twin, x, norm_weight = _product(x, gate_up_weight, norm_weight, eps)
+    out: Tensor = twin.gated_linear(x, gate_up_weight, norm_weight=norm_weight, eps=eps)
+    return out
+
+
+def max_linear(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    index_map: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See eyas.kernels.reference.linear.max_linear."""
+    twin, x, norm_weight = _product(x, weight, norm_weight, eps)
+    out: tuple[Tensor, Tensor] = twin.max_linear(
+        x, weight, norm_weight=norm_weight, eps=eps, index_map=index_map
+    )
+    return out
+
+
+def _product(
+    x: Tensor, weight: Tensor, norm_weight: Tensor | None, eps: float
+) -> tuple[ModuleType, Tensor, Tensor | None]:
+    """Who multiplies, and what is left to do for it: (twin, x, norm_weight, None if x is normed already).
+
+    torch's library multiplies float32 and mixed types on CUDA too, and everything with invariance off.
+    """
+    twin = _twin(_linear, x)
+    fits = x.dtype == weight.dtype and x.dtype in (torch.bfloat16, torch.float16)
+    library = not (settings.invariant and fits) or torch.is_autocast_enabled("cuda")
+    if twin is not _linear and _forced == "auto" and library:
+        twin = _linear
+    # Fused in Triton alone; not in float16, whose range x * norm_weight may leave before it is scaled.
+    before = twin is _linear or (_forced == "auto" and x.dtype == torch.float16)
+    if norm_weight is not None and before:
+        return twin, rms_norm(x, norm_weight, eps), None
+    return twin, x, norm_weight

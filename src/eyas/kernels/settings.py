@@ -1,7 +1,6 @@
 """Process-wide switches of the CUDA kernels: what is measured against what, never what is right.
 
-    with use_invariant(False):
-        ...            # library matrix products: the same numbers up to rounding, bits depend on the batch
+`with use_invariant(False):` multiplies by the library: equal up to rounding, bits depend on the batch.
 """
 
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ class Settings:
     invariant: bool = True
     """Give a row the same bits whatever other rows are with it."""
     pdl: bool = False
-    """Let a kernel start, and fetch its weights, while the one before it ends (programmatic dependent launch)."""
+    """Programmatic dependent launch: kernels start, and fetch weights, while the one before them ends."""
 
 
 settings = Settings()

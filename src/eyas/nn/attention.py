@@ -66,10 +66,23 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(head_dim, qk_norm_eps) if qk_norm_eps is not None else None
         self.k_norm = RMSNorm(head_dim, qk_norm_eps) if qk_norm_eps is not None else None
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext, layer: int) -> Tensor:
-        """X [..., input_size], cos and sin [..., head_dim / 2] -> [..., hidden_size]."""
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        context: AttentionContext,
+        layer: int,
+        *,
+        norm: RMSNorm | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """Compute residual + attention(norm(x)): x [..., input_size] -> [..., hidden_size], as residual is.
+
+        cos and sin are [..., head_dim / 2].
+        """
         lead = x.shape[:-1]
-        fused: Tensor = self.qkv_proj(x)
+        fused: Tensor = self.qkv_proj(x, norm=norm)
         # Heads of q, then of k: they rotate by the same angles, in one call.
         joined, heads = self.q_size + self.kv_size, self.num_heads
         qk = fused[..., :joined].reshape(*lead, heads + self.num_kv_heads, self.head_dim)
@@ -79,5 +92,5 @@ class Attention(nn.Module):
         qk = dispatch.apply_rope(qk, cos, sin)
         q, k = qk[..., :heads, :], qk[..., heads:, :]
         out = context.attend(layer, q, k, v, scale=self.scale, window=self.window)
-        projected: Tensor = self.o_proj(out.reshape(*lead, self.q_size))
+        projected: Tensor = self.o_proj(out.reshape(*lead, self.q_size), residual=residual)
         return projected

@@ -1,4 +1,7 @@
-"""Linear layer whose frozen float32 weights can be packed for the CPU.
+"""Linear layer with what stands around it, whose frozen float32 weights can be packed for the CPU.
+
+On CUDA norm, product and residual are one kernel, and a row gets the same bits whatever other rows are with
+it (kernels/triton/linear.py). The rest of this page is about the CPU.
 
 Decoding multiplies a few rows by every weight. PyTorch's CPU product re-blocks the weights on each call;
 oneDNN can keep them blocked. Packed once, 4 to 16 rows cost about half, and a row gets the same bits
@@ -13,6 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from eyas.kernels import dispatch
+from eyas.kernels.reference.linear import largest
+from eyas.nn.norm import RMSNorm
 
 MIN_ROWS = 4
 """Products of fewer rows are padded to this many."""
@@ -50,10 +57,23 @@ class PackedWeight:
         """Forget the copy."""
         self.tensor = None
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """X [..., in] -> [..., out], by the packed copy; by `weight` if there is none or x has a gradient."""
+    def linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        norm: RMSNorm | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """X [..., in] -> [..., out], by the packed copy; by `weight` if there is none or x has a gradient.
+
+        `norm` is applied to x before, `residual` [..., out] added after.
+        """
         if self.tensor is None or (torch.is_grad_enabled() and x.requires_grad):
-            return functional.linear(x, weight, bias)
+            return dispatch.linear(x, weight, bias, residual=residual, **_norm_arguments(norm))
+        if norm is not None:
+            x = norm(x)
         rows = x.reshape(-1, x.shape[-1])
         num_rows = rows.shape[0]
         if num_rows == 1:
@@ -61,7 +81,14 @@ class PackedWeight:
         elif num_rows < MIN_ROWS:
             rows = functional.pad(rows, (0, 0, 0, MIN_ROWS - num_rows))
         out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.tensor, bias, "none", [], "")  # noqa: SLF001
-        return out[:num_rows].view(*x.shape[:-1], out.shape[-1])
+        out = out[:num_rows].view(*x.shape[:-1], out.shape[-1])
+        return out if residual is None else residual + out
+
+    def max_linear(self, x: Tensor, weight: Tensor, index_map: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(largest of linear(x, weight), its first place or that place's entry in the map) of every row."""
+        if self.tensor is None:
+            return dispatch.max_linear(x, weight, index_map=index_map)
+        return largest(self.linear(x, weight), index_map)
 
 
 class Linear(nn.Linear):
@@ -71,9 +98,17 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias=bias)
         self.packed = PackedWeight()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """X [..., in] -> [..., out]."""
-        return self.packed.linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor, *, norm: RMSNorm | None = None, residual: Tensor | None = None) -> Tensor:
+        """Compute residual + linear(norm(x)): x [..., in], residual [..., out] -> [..., out]."""
+        return self.packed.linear(x, self.weight, self.bias, norm=norm, residual=residual)
+
+    def gated(self, x: Tensor, *, norm: RMSNorm | None = None) -> Tensor:
+        """Compute silu(gate) * up, the halves of linear(norm(x)): x [..., in] -> [..., out / 2]."""
+        if self.packed.tensor is None and self.bias is None:
+            return dispatch.gated_linear(x, self.weight, **_norm_arguments(norm))
+        gate, up = self(x, norm=norm).chunk(2, dim=-1)
+        out: Tensor = functional.silu(gate) * up
+        return out
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Linear":
         """Moved or cast weights are not the packed ones."""
@@ -85,6 +120,11 @@ class Linear(nn.Linear):
         """Nor are loaded ones."""
         self.packed.clear()
         super()._load_from_state_dict(*args, **kwargs)
+
+
+def _norm_arguments(norm: RMSNorm | None) -> dict[str, Any]:
+    """The norm as kernels take it."""
+    return {} if norm is None else {"norm_weight": norm.weight, "eps": norm.eps}
 
 
 def pack_linears(module: nn.Module) -> None:

@@ -1,9 +1,9 @@
 """Gated MLP: down(silu(gate(x)) * up(x))."""
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from eyas.nn.linear import Linear
+from eyas.nn.norm import RMSNorm
 
 
 class GatedMLP(nn.Module):
@@ -14,8 +14,7 @@ class GatedMLP(nn.Module):
         self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, bias=False)
         self.down_proj = Linear(intermediate_size, hidden_size, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """X [..., hidden] -> [..., hidden]."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        out: Tensor = self.down_proj(functional.silu(gate) * up)
+    def forward(self, x: Tensor, *, norm: RMSNorm | None = None, residual: Tensor | None = None) -> Tensor:
+        """Compute residual + mlp(norm(x)): x and residual [..., hidden] -> [..., hidden]."""
+        out: Tensor = self.down_proj(self.gate_up_proj.gated(x, norm=norm), residual=residual)
         return out

@@ -43,8 +43,8 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext) -> Tensor:
         """X [..., D], cos and sin [..., head_dim / 2] -> [..., D]."""
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, context, self.layer)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        x = self.self_attn(x, cos, sin, context, self.layer, norm=self.input_layernorm, residual=x)
+        out: Tensor = self.mlp(x, norm=self.post_attention_layernorm, residual=x)
         return out
 
 
@@ -103,6 +103,10 @@ class Decoder(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden [..., D] after the final norm -> logits [..., V]."""
         return self._packed_head.linear(hidden, self.lm_head_weight)
+
+    def max_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden [..., D] -> (largest logit, first id that has it) [...]; on CUDA without the logits."""
+        return self._packed_head.max_linear(hidden, self.lm_head_weight)
 
     def pack(self) -> None:
         """Keep blocked copies of float32 weights on the CPU (nn/linear.py); elsewhere nothing happens."""

@@ -45,13 +45,12 @@ class HeadLayer(nn.Module):
         self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext
     ) -> Tensor:
         """Embeddings and hidden [..., D] -> [..., D]; layers above 0 read only `hidden`."""
-        residual = hidden
+        inputs, residual = hidden, hidden
+        norm: RMSNorm | None = self.input_layernorm
         if self.hidden_norm is not None:
             normed = self.hidden_norm(hidden)
             residual = normed if self.norm_before_residual else hidden
-            inputs = torch.cat((self.input_layernorm(embeddings), normed), dim=-1)
-        else:
-            inputs = self.input_layernorm(hidden)
-        residual = residual + self.self_attn(inputs, cos, sin, context, self.index)
-        out: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
+            inputs, norm = torch.cat((self.input_layernorm(embeddings), normed), dim=-1), None
+        x = self.self_attn(inputs, cos, sin, context, self.index, norm=norm, residual=residual)
+        out: Tensor = self.mlp(x, norm=self.post_attention_layernorm, residual=x)
         return out

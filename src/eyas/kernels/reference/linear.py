@@ -2,7 +2,7 @@
 
     linear         rms_norm(x) @ W^T + bias + residual
     gated_linear   silu(gate) * up, gate and up = rms_norm(x) @ W^T
-    max_linear     largest logit of every row and where it stands; argmax_linear the latter alone
+    max_linear     largest logit of every row and where it stands
 
 Norm, bias and residual are optional. Legend: [...] rows of any leading shape, K in, N out.
 """
@@ -49,23 +49,15 @@ def max_linear(
 
     Example: logits [0, 3, 3], index_map [5, 7, 8] -> (3, 7).
     """
-    logits = linear(x, weight, norm_weight=norm_weight, eps=eps)
+    return largest(linear(x, weight, norm_weight=norm_weight, eps=eps), index_map)
+
+
+def largest(logits: Tensor, index_map: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The ending of max_linear: (largest of logits [..., N], first place of it or that place's id)."""
     # max's own indices are any of the tied ones on CUDA; argmax is the first.
     index = logits.argmax(-1)
-    largest = logits.gather(-1, index.unsqueeze(-1)).squeeze(-1)
-    return largest, index if index_map is None else index_map[index]
-
-
-def argmax_linear(
-    x: Tensor,
-    weight: Tensor,
-    *,
-    norm_weight: Tensor | None = None,
-    eps: float = 0.0,
-    index_map: Tensor | None = None,
-) -> Tensor:
-    """The ids of max_linear."""
-    return max_linear(x, weight, norm_weight=norm_weight, eps=eps, index_map=index_map)[1]
+    value = logits.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+    return value, index if index_map is None else index_map[index]
 
 
 def _normed(x: Tensor, norm_weight: Tensor | None, eps: float) -> Tensor:

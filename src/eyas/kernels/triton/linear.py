@@ -4,8 +4,8 @@ Any number of rows; the same bits for a row whatever the others are. 16-bit type
 and add in float32; float32 multiplies exactly as float32 (slow: for tests).
 """
 
-import triton
 import torch
+import triton
 from torch import Tensor
 
 from eyas.kernels.settings import settings
@@ -62,22 +62,8 @@ def max_linear(
     rows = _rows(x)
     if len(rows):
         tiles = tiling(weight.shape[0], weight.shape[1], len(rows))
-        launch_max(
-            tiles, rows, weight, largest, ids, norm_weight=norm_weight, eps=eps, index_map=index_map
-        )
+        launch_max(tiles, rows, weight, largest, ids, norm_weight=norm_weight, eps=eps, index_map=index_map)
     return largest, ids
-
-
-def argmax_linear(
-    x: Tensor,
-    weight: Tensor,
-    *,
-    norm_weight: Tensor | None = None,
-    eps: float = 0.0,
-    index_map: Tensor | None = None,
-) -> Tensor:
-    """See eyas.kernels.reference.linear.argmax_linear."""
-    return max_linear(x, weight, norm_weight=norm_weight, eps=eps, index_map=index_map)[1]
 
 
 def launch(
@@ -93,6 +79,7 @@ def launch(
     gated: bool = False,
 ) -> None:
     """Compute x [T, K] @ weight^T into `out`, cut as `tiles` says."""
+    assert tiles.splits == 1 or not gated, "a K-split has no gate to put through SiLU"
     rows, size = x.shape
     width = out.shape[-1]
     x, norm_weight, scale = _prepared(tiles, x, norm_weight, eps)
@@ -188,12 +175,12 @@ def _prepared(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(x, norm weight for the loop, scales for the ending): the norm's pass, where it is not in the loop."""
     # A program of a K-split sees a part of the squares only.
-    if norm_weight is None or (tiles.norm_in_loop and tiles.splits == 1):
+    if norm_weight is None or (tiles.norm_in_loop and tiles.splits == 1 and tiles.block_k == tiles.lanes):
         return x, norm_weight, None
     rows, size = x.shape
     out, scale = x.new_empty(rows, size), x.new_empty(rows, dtype=torch.float32)
     kernels.norm_pass_kernel[(rows,)](
-        x, norm_weight, out, scale, x.stride(0), eps, K=size, BLOCK_K=tiles.block_k, num_warps=2, **_pdl()
+        x, norm_weight, out, scale, x.stride(0), eps, K=size, BLOCK_K=tiles.lanes, num_warps=2, **_pdl()
     )
     return out, None, scale
 

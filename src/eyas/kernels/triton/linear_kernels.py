@@ -11,6 +11,7 @@ squares of the norm has an order of its own that `norm_pass_kernel` repeats: `BL
 Legend: K in, OUT out (of one half if GATED), program (tile of BLOCK_OUT outputs, block of BLOCK_ROWS rows).
 """
 
+# ruff: noqa: ANN001, ANN202 - bodies and arguments are Triton's, not Python's
 import triton
 import triton.language as tl
 
@@ -22,7 +23,7 @@ NO_INDEX = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def _place(num_rows, OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_ROWS: tl.constexpr):  # noqa: ANN001, ANN202
+def _place(num_rows, OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_ROWS: tl.constexpr):
     """(tile, row block) of this program: up to GROUP row blocks first, then tiles, then further groups."""
     num_tiles = tl.cdiv(OUT, BLOCK_OUT)
     num_blocks = tl.cdiv(num_rows, BLOCK_ROWS)
@@ -34,8 +35,8 @@ def _place(num_rows, OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_ROWS: tl.
 
 
 @triton.jit
-def _prefetch(weight_ptr, column, OUT: tl.constexpr, K: tl.constexpr, first, LINES: tl.constexpr):  # noqa: ANN001, ANN202
-    """Ask for the first LINES cache lines of every weight row in L2. Weights change in no graph: always safe."""
+def _prefetch(weight_ptr, column, OUT: tl.constexpr, K: tl.constexpr, first, LINES: tl.constexpr):
+    """Ask for LINES cache lines of every weight row in L2, which every reader shares: always safe."""
     k = first + tl.arange(0, LINES) * LINE
     address = weight_ptr + tl.minimum(column, OUT - 1)[:, None] * K + tl.minimum(k, K - 1)[None, :]
     tl.inline_asm_elementwise(
@@ -49,7 +50,9 @@ def _prefetch(weight_ptr, column, OUT: tl.constexpr, K: tl.constexpr, first, LIN
 
 
 @triton.jit
-def _begin(weight_ptr, column, first, OUT: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, PREFETCH: tl.constexpr):  # noqa: ANN001, ANN202, E501
+def _begin(
+    weight_ptr, column, first, OUT: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, PREFETCH: tl.constexpr
+) -> None:
     """Under programmatic dependent launch: let the next kernel in, fetch weights, wait for the one before."""
     tl.extra.cuda.gdc_launch_dependents()
     if PREFETCH > 0:
@@ -60,8 +63,8 @@ def _begin(weight_ptr, column, first, OUT: tl.constexpr, K: tl.constexpr, GATED:
 
 
 @triton.jit
-def _ordered_sum(lanes, COUNT: tl.constexpr, ROWS: tl.constexpr):  # noqa: ANN001, ANN202
-    """Lanes [COUNT, ROWS] -> [ROWS] by a tree of neighbours, whatever layout the compiler chose for the tile."""
+def _ordered_sum(lanes, COUNT: tl.constexpr, ROWS: tl.constexpr):
+    """Lanes [COUNT, ROWS] -> [ROWS] by a tree of neighbours, whatever layout the compiler chose."""
     LEVELS: tl.constexpr = COUNT.bit_length() - 1
     for level in tl.static_range(LEVELS):
         pairs = tl.reshape(lanes, (COUNT >> (level + 1), 2, ROWS))
@@ -71,21 +74,21 @@ def _ordered_sum(lanes, COUNT: tl.constexpr, ROWS: tl.constexpr):  # noqa: ANN00
 
 
 @triton.jit
-def _rms_scale(squares, eps, K: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr):  # noqa: ANN001, ANN202
+def _rms_scale(squares, eps, K: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr):
     """1 / sqrt(mean of squares + eps) of lanes [BLOCK_K, ROWS], float32 [ROWS]."""
     return tl.rsqrt(_ordered_sum(squares, BLOCK_K, ROWS) / K + eps)
 
 
 @triton.jit
-def _segment(  # noqa: ANN202
-    x_ptr,  # noqa: ANN001
-    weight_ptr,  # noqa: ANN001
-    norm_ptr,  # noqa: ANN001
-    row,  # noqa: ANN001
-    column,  # noqa: ANN001
-    num_rows,  # noqa: ANN001
-    x_stride,  # noqa: ANN001
-    first,  # noqa: ANN001
+def _segment(
+    x_ptr,
+    weight_ptr,
+    norm_ptr,
+    row,
+    column,
+    num_rows,
+    x_stride,
+    first,
     LENGTH: tl.constexpr,
     EXACT: tl.constexpr,
     OUT: tl.constexpr,
@@ -138,14 +141,14 @@ def _segment(  # noqa: ANN202
 
 
 @triton.jit
-def _finish(  # noqa: ANN202
-    acc,  # noqa: ANN001
-    row,  # noqa: ANN001
-    column,  # noqa: ANN001
-    num_rows,  # noqa: ANN001
-    bias_ptr,  # noqa: ANN001
-    residual_ptr,  # noqa: ANN001
-    out_ptr,  # noqa: ANN001
+def _finish(
+    acc,
+    row,
+    column,
+    num_rows,
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
     OUT: tl.constexpr,
 ):
     """Add bias and residual to acc [BLOCK_OUT, BLOCK_ROWS], round once, store."""
@@ -159,19 +162,19 @@ def _finish(  # noqa: ANN202
 
 
 @triton.jit
-def linear_kernel(  # noqa: ANN202
-    x_ptr,  # noqa: ANN001
-    weight_ptr,  # noqa: ANN001
-    bias_ptr,  # noqa: ANN001
-    norm_ptr,  # noqa: ANN001
-    scale_ptr,  # noqa: ANN001
-    residual_ptr,  # noqa: ANN001
-    out_ptr,  # noqa: ANN001
-    partial_ptr,  # noqa: ANN001
-    arrived_ptr,  # noqa: ANN001
-    num_rows,  # noqa: ANN001
-    x_stride,  # noqa: ANN001
-    eps,  # noqa: ANN001
+def linear_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    norm_ptr,
+    scale_ptr,
+    residual_ptr,
+    out_ptr,
+    partial_ptr,
+    arrived_ptr,
+    num_rows,
+    x_stride,
+    eps,
     OUT: tl.constexpr,
     K: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
@@ -183,8 +186,9 @@ def linear_kernel(  # noqa: ANN202
     GATED: tl.constexpr,
     PDL: tl.constexpr,
     PREFETCH: tl.constexpr,
-):
+) -> None:
     """One tile of the output; with PARALLEL one K-split of it, and the last to arrive adds them in order."""
+    EXACT: tl.constexpr = SPLITS * LENGTH == K
     tile, block = _place(num_rows, OUT, BLOCK_OUT, BLOCK_ROWS)
     column = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     row = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -194,13 +198,13 @@ def linear_kernel(  # noqa: ANN202
         _begin(weight_ptr, column, first, OUT, K, GATED, PREFETCH)
     acc, up, squares = _segment(
         x_ptr, weight_ptr, norm_ptr, row, column, num_rows, x_stride, first,
-        LENGTH, SPLITS * LENGTH == K, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, GATED, norm_ptr is not None,
+        LENGTH, EXACT, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, GATED, norm_ptr is not None,
     )  # fmt: skip
     if not PARALLEL:
         for later in tl.static_range(1, SPLITS):
             part, _, _ = _segment(
                 x_ptr, weight_ptr, norm_ptr, row, column, num_rows, x_stride, later * LENGTH,
-                LENGTH, SPLITS * LENGTH == K, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, GATED, norm_ptr is not None,
+                LENGTH, EXACT, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, GATED, norm_ptr is not None,
             )  # fmt: skip
             acc += part
     if norm_ptr is not None:
@@ -236,17 +240,17 @@ def linear_kernel(  # noqa: ANN202
 
 
 @triton.jit
-def norm_pass_kernel(  # noqa: ANN202
-    x_ptr,  # noqa: ANN001
-    norm_ptr,  # noqa: ANN001
-    out_ptr,  # noqa: ANN001
-    scale_ptr,  # noqa: ANN001
-    x_stride,  # noqa: ANN001
-    eps,  # noqa: ANN001
+def norm_pass_kernel(
+    x_ptr,
+    norm_ptr,
+    out_ptr,
+    scale_ptr,
+    x_stride,
+    eps,
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
-):
+) -> None:
     """One row: x * norm weight, and the scale that the product's ending multiplies by."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK_K)
@@ -268,10 +272,10 @@ def norm_pass_kernel(  # noqa: ANN202
 
 
 @triton.jit
-def _largest(value, index, mask, AXIS: tl.constexpr):  # noqa: ANN001, ANN202
+def _largest(value, index, mask, AXIS: tl.constexpr):
     """Along AXIS: the largest value, NaN if there is one, and the lowest index that has it."""
-    broken = (value != value) & mask
-    largest = tl.max(tl.where(mask & (value == value), value, float("-inf")), axis=AXIS)
+    broken = (value != value) & mask  # noqa: PLR0124 - NaN
+    largest = tl.max(tl.where(mask & ~broken, value, float("-inf")), axis=AXIS)
     any_broken = tl.max(broken.to(tl.int32), axis=AXIS) > 0
     if AXIS == 0:
         hit = tl.where(any_broken[None, :], broken, (value == largest[None, :]) & mask)
@@ -282,16 +286,16 @@ def _largest(value, index, mask, AXIS: tl.constexpr):  # noqa: ANN001, ANN202
 
 
 @triton.jit
-def max_kernel(  # noqa: ANN202
-    x_ptr,  # noqa: ANN001
-    weight_ptr,  # noqa: ANN001
-    norm_ptr,  # noqa: ANN001
-    scale_ptr,  # noqa: ANN001
-    value_ptr,  # noqa: ANN001
-    index_ptr,  # noqa: ANN001
-    num_rows,  # noqa: ANN001
-    x_stride,  # noqa: ANN001
-    eps,  # noqa: ANN001
+def max_kernel(
+    x_ptr,
+    weight_ptr,
+    norm_ptr,
+    scale_ptr,
+    value_ptr,
+    index_ptr,
+    num_rows,
+    x_stride,
+    eps,
     OUT: tl.constexpr,
     K: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
@@ -299,16 +303,17 @@ def max_kernel(  # noqa: ANN202
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
     PREFETCH: tl.constexpr,
-):
+) -> None:
     """Largest logit of every row within one tile of the vocabulary: value and index [rows, tiles]."""
     tile, block = _place(num_rows, OUT, BLOCK_OUT, BLOCK_ROWS)
     column = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     row = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     if PDL:
-        _begin(weight_ptr, column, 0, OUT, K, False, PREFETCH)
+        _begin(weight_ptr, column, 0, OUT, K, False, PREFETCH)  # noqa: FBT003 - GATED
     acc, _, squares = _segment(
         x_ptr, weight_ptr, norm_ptr, row, column, num_rows, x_stride, 0,
-        tl.cdiv(K, BLOCK_K) * BLOCK_K, K % BLOCK_K == 0, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, False, norm_ptr is not None,
+        tl.cdiv(K, BLOCK_K) * BLOCK_K, K % BLOCK_K == 0, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K,
+        False, norm_ptr is not None,  # noqa: FBT003 - GATED
     )  # fmt: skip
     if norm_ptr is not None:
         acc *= _rms_scale(squares, eps, K, BLOCK_K, BLOCK_ROWS)[None, :]
@@ -323,16 +328,16 @@ def max_kernel(  # noqa: ANN202
 
 
 @triton.jit
-def max_of_tiles_kernel(  # noqa: ANN202
-    value_ptr,  # noqa: ANN001
-    index_ptr,  # noqa: ANN001
-    map_ptr,  # noqa: ANN001
-    largest_ptr,  # noqa: ANN001
-    id_ptr,  # noqa: ANN001
-    num_tiles,  # noqa: ANN001
+def max_of_tiles_kernel(
+    value_ptr,
+    index_ptr,
+    map_ptr,
+    largest_ptr,
+    id_ptr,
+    num_tiles,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
-):
+) -> None:
     """One row: the largest of its tiles, and its id."""
     row = tl.program_id(0)
     tile = tl.arange(0, BLOCK)[None, :]
@@ -343,7 +348,7 @@ def max_of_tiles_kernel(  # noqa: ANN202
     value = tl.load(value_ptr + row * num_tiles + tile, mask=mask, other=0.0).to(tl.float32)
     index = tl.load(index_ptr + row * num_tiles + tile, mask=mask, other=0)
     largest, first = _largest(value, index, mask, 1)
-    if map_ptr is not None:
+    if map_ptr is not None:  # noqa: SIM108 - not Triton's
         chosen = tl.load(map_ptr + first)
     else:
         chosen = first.to(tl.int64)

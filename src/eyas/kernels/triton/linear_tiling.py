@@ -29,6 +29,8 @@ class Tiling:
     warps: int
     stages: int
     """tiles in flight"""
+    lanes: int
+    """of the norm's sum of squares; the norm can be in the loop where block_k is the same"""
     norm_in_loop: bool
     """norm inside the product instead of in a pass before it"""
 
@@ -38,45 +40,35 @@ def tiling(out: int, size: int, rows: int, *, gated: bool = False) -> Tiling:
 
     Example: out 4096, size 4096, rows 8 -> 64 tiles of 64 weights in 2 K-splits, 128 programs on 132 SMs.
     """
-    halves = 2 if gated else 1
-    few_tiles = out * halves < 60 * WIDE
+    weights = out * (2 if gated else 1)
+    small = weights < 60 * WIDE
     # 64 divides what 128 does not (576 of a 135M model), and a short K needs many small steps in flight.
-    block_k = 128 if size % 128 == 0 and not few_tiles else 64
-    # Below a wave of wide tiles, K is shared out; short rows are not worth the meeting.
-    splits = 2 if size >= 2048 and out * halves < 80 * WIDE else 1
+    lanes = 64 if small or size % 128 else 128
+    # With less than a wave of wide tiles K is shared out, unless it is short: meeting costs a microsecond.
+    splits = 2 if size >= 2048 and weights < 80 * WIDE and not gated else 1
+    fitting = max(16, 1 << (rows - 1).bit_length())
     skinny = rows <= MAX_SKINNY_ROWS
-    block_rows = max(16, 1 << (min(rows, 128) - 1).bit_length())
-    if few_tiles:
+    if small:
         # Launches and latency are the cost: more programs than wide tiles give, all of K in flight.
-        narrow = 16 if out * halves <= 16 * NUM_SMS and rows <= 16 else 32
-        return Tiling(
-            block_out=narrow,
-            block_rows=min(block_rows, MAX_SKINNY_ROWS),
-            block_k=block_k,
-            splits=splits,
-            parallel=skinny and splits > 1,
-            warps=4,
-            stages=6 if skinny else 4,
-            norm_in_loop=skinny,
-        )
-    if skinny:
-        return Tiling(
-            block_out=WIDE,
-            block_rows=block_rows,
-            block_k=block_k,
-            splits=splits,
-            parallel=splits > 1,
-            warps=4,
-            stages=4 if gated or rows > 16 else 5,
-            norm_in_loop=rows <= 16,
-        )
+        block_out = 16 if weights <= 16 * NUM_SMS and rows <= 16 else 32
+        block_rows, block_k, warps, stages = min(fitting, 64), lanes, 4, 6 if skinny else 4
+    elif rows <= 128:
+        block_out, block_rows, block_k, warps = WIDE, fitting, lanes, 4
+        # As many as fit in the shared memory of an SM, at 1 program each.
+        stages = (4 if rows <= 64 else 3) if gated else (5 if rows <= 16 else 4)
+    else:
+        block_out, block_rows, block_k, warps, stages = (WIDE if gated else 2 * WIDE), 128, 64, 8, 4
+    programs = -(-out // block_out) * -(-rows // block_rows)
     return Tiling(
-        block_out=WIDE if gated else 2 * WIDE,
-        block_rows=128,
+        block_out=block_out,
+        block_rows=block_rows,
         block_k=block_k,
         splits=splits,
-        parallel=False,
-        warps=8,
-        stages=3,
-        norm_in_loop=False,
+        # Side by side where there are SMs for it.
+        parallel=splits > 1 and programs * splits <= NUM_SMS,
+        warps=warps,
+        stages=stages,
+        lanes=lanes,
+        # In the loop every program norms its activations again, which more rows make dearer than a launch.
+        norm_in_loop=skinny if small else rows <= 16,
     )

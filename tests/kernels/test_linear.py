@@ -1,0 +1,339 @@
+"""Matrix products of the decode path against float64 sums; through the interpreter, and on CUDA (gpu).
+
+The CPU run of the Triton tests happens in a child process, as in test_triton_twins.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from eyas.kernels import dispatch
+from eyas.kernels.dispatch import use_backend
+from eyas.kernels.settings import use_invariant
+from eyas.kernels.triton.linear_tiling import WIDE, Tiling, tiling
+from eyas.nn.linear import Linear, pack_linears
+from eyas.nn.mlp import GatedMLP
+from eyas.nn.norm import RMSNorm
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+# The interpreter multiplies bfloat16 as integers; float16 it gets right.
+DTYPES = [torch.float32, torch.float16 if INTERPRETED else torch.bfloat16]
+ON_GPU_ONLY = pytest.mark.skipif(INTERPRETED, reason="real shapes")
+# rows, in, out: whole tiles, less than one, two row blocks and odd sizes, K-splits (from in = 2048 on).
+SHAPES = [(1, 64, 32), (3, 72, 40), (70, 130, 33), (5, 2100, 24)]
+LLAMA_8B = {"qkv": (6144, 4096), "o": (4096, 4096), "down": (4096, 14336)}
+SMOL_135M = {"qkv": (960, 576), "o": (576, 576), "down": (576, 1536), "fc": (576, 1728)}
+QWEN_0_5B = {"qkv": (1152, 896), "o": (896, 896), "down": (896, 4864)}
+REAL = {
+    f"{model} {name}": shape
+    for model, shapes in {"8b": LLAMA_8B, "135m": SMOL_135M, "0.5b": QWEN_0_5B}.items()
+    for name, shape in shapes.items()
+}
+REAL_GATED = {"8b": (14336, 4096), "135m": (1536, 576), "0.5b": (4864, 896)}
+HEADS = {"8b": (128256, 4096), "135m": (49152, 576), "draft": (32000, 576)}
+ROW_COUNTS = (1, 3, 8, 16, 33, 64, 65, 128, 200, 512, 1100)
+
+
+def _tolerance(dtype):
+    # Sums of up to 2100 products of order 1 / sqrt(in); one rounding of the result in 16 bits.
+    return {"atol": 5e-5, "rtol": 5e-5} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
+
+
+def _random(*shape, dtype, seed, scale=1.0):
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    return (torch.randn(*shape, generator=generator, device=DEVICE) * scale).to(dtype)
+
+
+def _problem(rows, size, out, dtype, seed=0):
+    return {
+        "x": _random(rows, size, dtype=dtype, seed=seed),
+        "weight": _random(out, size, dtype=dtype, seed=seed + 1, scale=size**-0.5),
+        "bias": _random(out, dtype=dtype, seed=seed + 2),
+        "norm_weight": _random(size, dtype=dtype, seed=seed + 3, scale=0.2) + 1,
+        "residual": _random(rows, out, dtype=dtype, seed=seed + 4),
+    }
+
+
+def _exact(x, weight, bias=None, *, norm_weight=None, eps=0.0, residual=None):
+    """In float64, and no rounding on the way."""
+    x = x.double()
+    if norm_weight is not None:
+        x = norm_weight.double() * x / ((x * x).sum(-1, keepdim=True) / x.shape[-1] + eps).sqrt()
+    out = torch.einsum("tk,ok->to", x, weight.double())
+    out = out if bias is None else out + bias.double()
+    return out if residual is None else out + residual.double()
+
+
+def _exact_gated(x, weight, **norm):
+    both = _exact(x, weight, **norm)
+    gate, up = both[:, : weight.shape[0] // 2], both[:, weight.shape[0] // 2 :]
+    return gate / (1 + (-gate).exp()) * up
+
+
+EPILOGUES = {
+    "plain": (),
+    "bias": ("bias",),
+    "residual": ("residual",),
+    "norm": ("norm_weight",),
+    "all": ("bias", "norm_weight", "residual"),
+}
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.gpu
+def test_linear(backend, epilogue, shape, dtype):
+    problem = _problem(*shape, dtype)
+    chosen = {name: problem[name] for name in EPILOGUES[epilogue]}
+    chosen |= {"eps": 1e-3} if "norm_weight" in chosen else {}
+    with use_backend(backend):
+        actual = dispatch.linear(problem["x"], problem["weight"], **chosen)
+    expected = _exact(problem["x"], problem["weight"], **chosen)
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual.double(), expected, **_tolerance(dtype))
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.gpu
+def test_gated_linear(backend, normed, shape, dtype):
+    rows, size, out = shape
+    problem = _problem(rows, size, 2 * out, dtype)
+    norm = {"norm_weight": problem["norm_weight"], "eps": 1e-3} if normed else {}
+    with use_backend(backend):
+        actual = dispatch.gated_linear(problem["x"], problem["weight"], **norm)
+    expected = _exact_gated(problem["x"], problem["weight"], **norm)
+    assert actual.shape == (rows, out)
+    torch.testing.assert_close(actual.double(), expected, **_tolerance(dtype))
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("shape", [(1, 64, 32), (20, 40, 33)], ids=str)
+@pytest.mark.gpu
+def test_max_linear(backend, normed, shape):
+    problem = _problem(*shape, torch.float32)
+    norm = {"norm_weight": problem["norm_weight"], "eps": 1e-3} if normed else {}
+    ids = torch.arange(shape[2], device=DEVICE) * 3 + 7
+    with use_backend(backend):
+        largest, index = dispatch.max_linear(problem["x"], problem["weight"], **norm)
+        _, mapped = dispatch.max_linear(problem["x"], problem["weight"], **norm, index_map=ids)
+    expected = _exact(problem["x"], problem["weight"], **norm)
+    torch.testing.assert_close(largest.double(), expected.max(-1).values, **_tolerance(torch.float32))
+    assert torch.equal(index, expected.argmax(-1))
+    assert torch.equal(mapped, ids[index])
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.gpu
+def test_ties_go_to_the_lowest_index_and_nan_wins(backend):
+    """Columns 130 and 3 tie in different tiles, 3 and 5 in one; NaN is the largest, as in torch."""
+    weight = torch.zeros(200, 32, device=DEVICE)
+    weight[[3, 5, 130]] = 1.0
+    weight[0] = -1.0
+    x = torch.ones(4, 32, device=DEVICE)
+    x[1] = -1.0  # all tie at 0 below column 0's +32
+    x[2] = 0.0  # everything ties
+    x[3, 7] = float("nan")
+    with use_backend(backend):
+        largest, index = dispatch.max_linear(x, weight)
+    assert index.tolist() == [3, 0, 0, 0]
+    assert largest[:3].tolist() == [32.0, 32.0, 0.0]
+    assert largest[3].isnan()
+    weight[77] = float("nan")
+    with use_backend(backend):
+        largest, index = dispatch.max_linear(x[:1], weight)
+    assert index.tolist() == [77]
+    assert largest.isnan().all()
+
+
+@pytest.mark.gpu
+def test_leading_shapes_strided_rows_and_no_rows():
+    problem = _problem(6, 40, 24, torch.float32)
+    wide = torch.cat((problem["x"], problem["x"]), dim=1)
+    residual = problem["residual"].view(2, 3, 24)
+    with use_backend("triton"):
+        whole = dispatch.linear(problem["x"].view(2, 3, 40), problem["weight"], residual=residual)
+        slices = dispatch.linear(wide[:, 40:], problem["weight"], residual=problem["residual"])
+        none = dispatch.gated_linear(problem["x"][:0], problem["weight"])
+        largest, _ = dispatch.max_linear(problem["x"].view(2, 3, 40), problem["weight"])
+    assert torch.equal(whole.view(6, 24), slices)
+    assert none.shape == (0, 12)
+    assert largest.shape == (2, 3)
+
+
+def _cut(**changes):
+    fields = {"block_out": 16, "block_rows": 16, "block_k": 32, "splits": 3, "parallel": True, "warps": 4}
+    fields |= {"stages": 2, "lanes": 32, "norm_in_loop": False}
+    return Tiling(**fields | changes)
+
+
+@pytest.mark.gpu
+def test_the_cut_does_not_change_bits():
+    """Splits side by side or in turn, norm inside or before, other tiles: the same sums in the same order.
+
+    float32 through exact multiply-adds, so it says nothing of the tensor cores (see the real shapes).
+    """
+    from eyas.kernels.triton import linear as kernels
+
+    problem = _problem(18, 90, 24, torch.float32)
+    x, weight = problem["x"], problem["weight"]
+    ends = {name: problem[name] for name in ("bias", "norm_weight", "residual")} | {"eps": 1e-3}
+    cuts = {
+        "splits": [_cut(), _cut(parallel=False), _cut(block_rows=32), _cut(block_out=32, parallel=False)],
+        "norm": [_cut(splits=1, parallel=False, norm_in_loop=inside) for inside in (True, False)],
+    }
+    for tilings in cuts.values():
+        results = []
+        for tiles in tilings:
+            results.append(torch.empty(18, 24, device=DEVICE))
+            # Twice: the counters of arrivals must be back at zero.
+            for _ in range(2):
+                kernels.launch(tiles, x, weight, results[-1], **ends)
+        torch.testing.assert_close(
+            results[0].double(), _exact(x, weight, **ends), **_tolerance(torch.float32)
+        )
+        for result in results[1:]:
+            assert torch.equal(result, results[0])
+
+
+def _alone(call, x, residual=None):
+    """Each of x's first rows by itself."""
+    rows = range(min(4, len(x)))
+    parts = [
+        call(x[r : r + 1], **({} if residual is None else {"residual": residual[r : r + 1]})) for r in rows
+    ]
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("epilogue", ["plain", "norm", "residual"])
+@pytest.mark.parametrize("name", REAL)
+@ON_GPU_ONLY
+@pytest.mark.gpu
+def test_a_row_has_the_same_bits_in_any_batch(name, epilogue):
+    out, size = REAL[name]
+    problem = _problem(max(ROW_COUNTS), size, out, torch.bfloat16)
+    norm = {"norm_weight": problem["norm_weight"], "eps": 1e-5} if epilogue == "norm" else {}
+    residual = problem["residual"] if epilogue == "residual" else None
+
+    def call(x, residual=None):
+        return dispatch.linear(x, problem["weight"], residual=residual, **norm)
+
+    with torch.no_grad():
+        alone = _alone(call, problem["x"], residual)
+        exact = _exact(problem["x"][:4], problem["weight"], **norm)
+        exact = exact if residual is None else exact + residual[:4].double()
+        torch.testing.assert_close(alone.double(), exact, atol=3e-2, rtol=2e-2)
+        for rows in ROW_COUNTS:
+            x = problem["x"][:rows]
+            got = call(x, None if residual is None else residual[:rows])
+            assert torch.equal(got[:4], alone[: len(got)]), f"{rows} rows"
+            # In another place, and beside other rows.
+            flipped = call(x.flip(0), None if residual is None else residual[:rows].flip(0))
+            assert torch.equal(flipped.flip(0)[:4], alone[: len(got)]), f"{rows} rows, turned round"
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("name", REAL_GATED)
+@ON_GPU_ONLY
+@pytest.mark.gpu
+def test_a_gated_row_has_the_same_bits_in_any_batch(name, normed):
+    out, size = REAL_GATED[name]
+    problem = _problem(max(ROW_COUNTS), size, 2 * out, torch.bfloat16)
+    norm = {"norm_weight": problem["norm_weight"], "eps": 1e-5} if normed else {}
+
+    def call(x):
+        return dispatch.gated_linear(x, problem["weight"], **norm)
+
+    with torch.no_grad():
+        alone = _alone(call, problem["x"])
+        exact = _exact_gated(problem["x"][:4], problem["weight"], **norm)
+        torch.testing.assert_close(alone.double(), exact, atol=3e-2, rtol=2e-2)
+        for rows in ROW_COUNTS:
+            assert torch.equal(call(problem["x"][:rows])[:4], alone[:rows]), f"{rows} rows"
+
+
+@pytest.mark.parametrize("name", HEADS)
+@ON_GPU_ONLY
+@pytest.mark.gpu
+def test_argmax_is_that_of_the_logits_in_any_batch(name):
+    out, size = HEADS[name]
+    problem = _problem(512, size, out, torch.bfloat16)
+    x, weight = problem["x"], problem["weight"]
+    with torch.no_grad():
+        for rows in (1, 8, 33, 64, 65, 512):
+            logits = dispatch.linear(x[:rows], weight)
+            largest, index = dispatch.max_linear(x[:rows], weight)
+            # The same roundings, so the same ties: of 128,256 bfloat16 logits many rows have one.
+            assert torch.equal(index, logits.argmax(-1)), f"{rows} rows"
+            assert torch.equal(largest, logits.max(-1).values)
+
+
+@ON_GPU_ONLY
+@pytest.mark.gpu
+def test_settings_choose_who_multiplies(monkeypatch):
+    from eyas.kernels.triton import linear as kernels
+
+    calls = []
+    real = kernels.launch
+    monkeypatch.setattr(kernels, "launch", lambda *a, **k: calls.append(real(*a, **k)))
+    problem = _problem(3, 64, 32, torch.bfloat16)
+    x, weight = problem["x"], problem["weight"]
+    with torch.no_grad():
+        dispatch.linear(x, weight)
+        assert len(calls) == 1
+        with use_invariant(on=False):
+            dispatch.linear(x, weight)
+        dispatch.linear(x.float(), weight.float())
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            dispatch.linear(x, weight)
+    dispatch.linear(x, weight)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("shape", sorted({*REAL.values(), *REAL_GATED.values(), *HEADS.values(), (40, 5000)}))
+def test_what_decides_bits_does_not_depend_on_rows(shape, gated):
+    cuts = [tiling(*shape, rows, gated=gated) for rows in range(1, 1200)]
+    assert len({(cut.splits, cut.lanes, cut.block_out >= WIDE) for cut in cuts}) == 1
+    assert all(cut.block_k == cut.lanes for cut in cuts if cut.norm_in_loop)
+    assert all(cut.block_rows >= min(rows, 64) for rows, cut in enumerate(cuts, 1))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_modules_on_the_cpu_are_their_parts(packed):
+    """Norm and residual handed to a module give the bits of writing them out."""
+    torch.manual_seed(0)
+    norm, layer, mlp = RMSNorm(24, 1e-5), Linear(24, 24, bias=True), GatedMLP(24, 40)
+    torch.nn.init.normal_(norm.weight)
+    for module in (norm, layer, mlp):
+        module.requires_grad_(requires_grad=False)
+        if packed:
+            pack_linears(module)
+    x, residual = torch.randn(2, 5, 24), torch.randn(2, 5, 24)
+    assert torch.equal(layer(x, norm=norm, residual=residual), residual + layer(norm(x)))
+    assert torch.equal(mlp(x, norm=norm, residual=x), x + mlp(norm(x)))
+    gate, up = mlp.gate_up_proj(norm(x)).chunk(2, dim=-1)
+    assert torch.equal(mlp(norm(x)), mlp.down_proj(torch.nn.functional.silu(gate) * up))
+    largest, index = layer.packed.max_linear(x, layer.weight, torch.arange(24) + 100)
+    logits = layer.packed.linear(x, layer.weight)
+    assert torch.equal(index, logits.argmax(-1) + 100)
+    assert torch.equal(largest, logits.max(-1).values)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the child process")
+def test_the_kernels_in_the_interpreter():
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "gpu", "-p", "no:cacheprovider", __file__]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
