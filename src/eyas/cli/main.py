@@ -40,6 +40,7 @@ VERBS: dict[str, Verb] = {
     "verify": Verb("eyas.cli.verify", "Show on your own target and head that drafting changes no token."),
     "train": Verb("eyas.cli.train", "Train a draft head from a recipe."),
     "bench": Verb("eyas.cli.bench", "Measure speed: a decode step against what the hardware allows."),
+    "calibrate": Verb("eyas.cli.calibrate", "Find the number of drafts that is fastest on this device."),
     "data": Verb("eyas.cli.data", "Make and look at training data."),
     "export": Verb("eyas.cli.export", "Write a head in the format that vLLM and SGLang load."),
     "models": Verb("eyas.cli.models", "Get small real models to try things on."),
