@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from eyas.kernels.reference.paged_attention import paged_attention, write_kv
+from eyas.kernels.reference.kv_write import write_kv
+from eyas.kernels.reference.paged_attention import paged_attention
 
 PAGE = 4
 

@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from eyas.core.batch import ForwardBatch
-from eyas.nn.paged import PagedContext, allocate_cache, page_slots, uniform_batch
+from eyas.kernels.reference.rows import page_slots
+from eyas.nn.paged import PagedContext, allocate_cache, uniform_batch
 from eyas.targets.fetch import MODELS, models_root
 from eyas.targets.gguf_tokenizer import write_tokenizer
 from eyas.targets.load import load_target

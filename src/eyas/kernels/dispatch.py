@@ -13,10 +13,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from eyas.kernels.reference import kv_write as _kv_write
 from eyas.kernels.reference import linear as _linear
 from eyas.kernels.reference import norm as _norm
 from eyas.kernels.reference import paged_attention as _attention
 from eyas.kernels.reference import rotary as _rotary
+from eyas.kernels.reference import rows as _rows
 from eyas.kernels.settings import settings
 
 Backend = Literal["auto", "reference", "triton"]
@@ -54,6 +56,42 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See eyas.kernels.reference.norm.add_rms_norm."""
+    out: tuple[Tensor, Tensor] = _twin(_norm, x).add_rms_norm(x, residual, weight, eps)
+    return out
+
+
+def angles(positions: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """See eyas.kernels.reference.rotary.angles."""
+    out: tuple[Tensor, Tensor] = _twin(_rotary, cos).angles(positions, cos, sin)
+    return out
+
+
+def chain_rows(
+    start: Tensor, counts: Tensor, page_table: Tensor, rows: int, page_size: int, max_position: int
+) -> _rows.Rows:
+    """See eyas.kernels.reference.rows.chain_rows."""
+    out: _rows.Rows = _twin(_rows, start).chain_rows(start, counts, page_table, rows, page_size, max_position)
+    return out
+
+
+def tree_rows(
+    start: Tensor,
+    depths: Tensor,
+    bits: Tensor,
+    page_table: Tensor,
+    first: int,
+    page_size: int,
+    max_position: int,
+) -> _rows.Rows:
+    """See eyas.kernels.reference.rows.tree_rows."""
+    out: _rows.Rows = _twin(_rows, start).tree_rows(
+        start, depths, bits, page_table, first, page_size, max_position
+    )
+    return out
+
+
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """See eyas.kernels.reference.rotary.apply_rope."""
     out: Tensor = _twin(_rotary, x).apply_rope(x, cos, sin)
@@ -61,8 +99,8 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def write_kv(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
-    """See eyas.kernels.reference.paged_attention.write_kv."""
-    _twin(_attention, keys).write_kv(keys, values, key_cache, value_cache, slots)
+    """See eyas.kernels.reference.kv_write.write_kv."""
+    _twin(_kv_write, keys).write_kv(keys, values, key_cache, value_cache, slots)
 
 
 def paged_attention(
@@ -72,29 +110,30 @@ def paged_attention(
     page_table: Tensor,
     q_start: Tensor,
     visible: Tensor,
-    *,
-    scale: float,
-    max_rows: int,
-    max_visible: int,
-    window: int | None = None,
-    tree_bits: Tensor | None = None,
-    memo: dict[Any, Any] | None = None,
+    **options: Any,
 ) -> Tensor:
-    """See eyas.kernels.reference.paged_attention.paged_attention; only the reference needs `memo`."""
-    twin = _twin(_attention, queries)
-    out: Tensor = twin.paged_attention(
-        queries,
-        key_cache,
-        value_cache,
-        page_table,
-        q_start,
-        visible,
-        scale=scale,
-        max_rows=max_rows,
-        max_visible=max_visible,
-        window=window,
-        tree_bits=tree_bits,
-        **({"memo": memo} if twin is _attention else {}),
+    """See eyas.kernels.reference.paged_attention.paged_attention."""
+    out: Tensor = _twin(_attention, queries).paged_attention(
+        queries, key_cache, value_cache, page_table, q_start, visible, **options
+    )
+    return out
+
+
+def rotated_attention(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    page_table: Tensor,
+    q_start: Tensor,
+    visible: Tensor,
+    **options: Any,
+) -> Tensor:
+    """See eyas.kernels.reference.paged_attention.rotated_attention."""
+    out: Tensor = _twin(_attention, qkv).rotated_attention(
+        qkv, cos, sin, key_cache, value_cache, slots, page_table, q_start, visible, **options
     )
     return out
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from eyas.kernels import dispatch
 from eyas.nn.linear import Linear
 from eyas.nn.norm import RMSNorm
+from eyas.nn.paged import PagedContext
 
 
 class AttentionContext(Protocol):
@@ -83,14 +84,31 @@ class Attention(nn.Module):
         """
         lead = x.shape[:-1]
         fused: Tensor = self.qkv_proj(x, norm=norm)
-        # Heads of q, then of k: they rotate by the same angles, in one call.
-        joined, heads = self.q_size + self.kv_size, self.num_heads
-        qk = fused[..., :joined].reshape(*lead, heads + self.num_kv_heads, self.head_dim)
-        v = fused[..., joined:].reshape(*lead, self.num_kv_heads, self.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            qk = torch.cat((self.q_norm(qk[..., :heads, :]), self.k_norm(qk[..., heads:, :])), dim=-2)
-        qk = dispatch.apply_rope(qk, cos, sin)
-        q, k = qk[..., :heads, :], qk[..., heads:, :]
-        out = context.attend(layer, q, k, v, scale=self.scale, window=self.window)
+        if isinstance(context, PagedContext):
+            out = context.attend_rows(
+                layer,
+                fused,
+                cos,
+                sin,
+                num_heads=self.num_heads,
+                q_norm=self.q_norm,
+                k_norm=self.k_norm,
+                scale=self.scale,
+                window=self.window,
+            )
+        else:
+            q, k, v = self._heads(fused, cos, sin)
+            out = context.attend(layer, q, k, v, scale=self.scale, window=self.window)
         projected: Tensor = self.o_proj(out.reshape(*lead, self.q_size), residual=residual)
         return projected
+
+    def _heads(self, fused: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Fused rows [..., (H + 2 KV) dh] -> q [..., H, dh] and k, v [..., KV, dh], q and k rotated."""
+        num_heads, joined = self.num_heads, self.num_heads + self.num_kv_heads
+        heads = fused.reshape(*fused.shape[:-1], -1, self.head_dim)
+        qk, v = heads[..., :joined, :], heads[..., joined:, :]
+        if self.q_norm is not None and self.k_norm is not None:
+            qk = torch.cat((self.q_norm(qk[..., :num_heads, :]), self.k_norm(qk[..., num_heads:, :])), dim=-2)
+        # q and k rotate by the same angles, in one call.
+        qk = dispatch.apply_rope(qk, cos, sin)
+        return qk[..., :num_heads, :], qk[..., num_heads:, :], v

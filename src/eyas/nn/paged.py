@@ -8,6 +8,7 @@ from torch import Tensor
 
 from eyas.core.batch import ForwardBatch, KVCache, KVLayout
 from eyas.kernels import dispatch
+from eyas.nn.norm import RMSNorm
 
 
 @dataclass(slots=True)
@@ -30,9 +31,9 @@ class PagedContext:
         window: int | None,
     ) -> Tensor:
         """Cache K and V of the rows, then attend each row to what it may see."""
-        batch = self.batch
         key_cache, value_cache = self.cache.keys[layer], self.cache.values[layer]
-        dispatch.write_kv(keys, values, key_cache, value_cache, batch.slots)
+        dispatch.write_kv(keys, values, key_cache, value_cache, self.batch.slots)
+        batch = self.batch
         return dispatch.paged_attention(
             queries,
             key_cache,
@@ -41,12 +42,53 @@ class PagedContext:
             batch.q_start,
             batch.visible,
             scale=scale,
-            max_rows=batch.max_rows,
-            max_visible=batch.max_visible,
             window=window,
-            tree_bits=batch.tree_bits,
-            memo=self.memo,
+            **self._options(),
         )
+
+    def attend_rows(
+        self,
+        layer: int,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        *,
+        num_heads: int,
+        q_norm: RMSNorm | None,
+        k_norm: RMSNorm | None,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """`attend` for fused rows qkv [T, (H + 2 KV) dh] as they are projected: norm, rotate, cache, attend."""
+        batch = self.batch
+        return dispatch.rotated_attention(
+            qkv,
+            cos,
+            sin,
+            self.cache.keys[layer],
+            self.cache.values[layer],
+            batch.slots,
+            batch.page_table,
+            batch.q_start,
+            batch.visible,
+            num_heads=num_heads,
+            q_norm=None if q_norm is None else q_norm.weight,
+            k_norm=None if k_norm is None else k_norm.weight,
+            eps=0.0 if q_norm is None else q_norm.eps,
+            scale=scale,
+            window=window,
+            **self._options(),
+        )
+
+    def _options(self) -> dict[str, Any]:
+        """What attention of every layer is told about the batch."""
+        batch = self.batch
+        return {
+            "max_rows": batch.max_rows,
+            "max_visible": batch.max_visible,
+            "tree_bits": batch.tree_bits,
+            "memo": self.memo,
+        }
 
 
 def allocate_cache(
@@ -58,24 +100,10 @@ def allocate_cache(
     device: torch.device | str,
 ) -> KVCache:
     """A zeroed cache; page 0 is the scratch page that rows with slot -1 write to."""
-    shape = (num_pages, page_size, layout.num_kv_heads, layout.head_dim)
-
-    def tensors() -> list[Tensor]:
-        return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layout.num_layers)]
-
-    return KVCache(tensors(), tensors(), page_size)
-
-
-def page_slots(page_table: Tensor, positions: Tensor, page_size: int, valid: Tensor) -> Tensor:
-    """Slots of positions [B, R] under page_table [B, P]: page * page_size + offset, -1 where not valid.
-
-    page_size 4, pages [7, 2]: positions [3, 4, 5] -> [7*4+3, 2*4+0, 2*4+1] = [31, 8, 9].
-    Positions past the table are not valid.
-    """
-    page_index = positions // page_size
-    inside = valid & (positions >= 0) & (page_index < page_table.shape[1])
-    pages = page_table.gather(1, page_index.clamp(0, page_table.shape[1] - 1)).to(torch.int64)
-    return torch.where(inside, pages * page_size + positions % page_size, -1)
+    shape = (layout.num_layers, num_pages, page_size, layout.num_kv_heads, layout.head_dim)
+    # Layers at even distances: one launch can go over all of them (kernels/triton/step_move).
+    keys, values = (list(torch.zeros(shape, dtype=dtype, device=device)) for _ in range(2))
+    return KVCache(keys, values, page_size)
 
 
 def uniform_batch(
@@ -93,18 +121,16 @@ def uniform_batch(
     Rows j >= counts [B] and positions >= max_position are padding: slot -1, visible 0.
     No value is read back to the host, so this can stand in a CUDA graph.
     """
-    num_requests, rows = token_ids.shape
-    index = torch.arange(rows, device=token_ids.device)
-    positions = start[:, None] + index
-    valid = (index < counts[:, None]) & (positions < max_position)
+    each = token_ids.shape[1]
+    rows = dispatch.chain_rows(start, counts, page_table, each, page_size, max_position)
     return ForwardBatch(
         token_ids=token_ids.reshape(-1),
-        positions=positions.reshape(-1),
-        slots=page_slots(page_table, positions, page_size, valid).reshape(-1),
-        visible=torch.where(valid, positions + 1, 0).to(torch.int32).reshape(-1),
-        q_start=torch.arange(0, num_requests * rows + 1, rows, dtype=torch.int32, device=token_ids.device),
+        positions=rows.positions,
+        slots=rows.slots,
+        visible=rows.visible,
+        q_start=rows.q_start,
         page_table=page_table,
-        max_rows=rows,
+        max_rows=each,
         max_visible=max_visible,
-        uniform_rows=rows,
+        uniform_rows=each,
     )

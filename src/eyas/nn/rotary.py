@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.core.model_config import RopeConfig
+from eyas.kernels import dispatch
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
@@ -60,5 +61,4 @@ class Rotary(nn.Module):
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin) of positions, clamped into the table (rows past it are dropped by their reader)."""
-        index = positions.clamp(0, self.max_position - 1)
-        return self.cos[index], self.sin[index]
+        return dispatch.angles(positions, self.cos, self.sin)

@@ -9,12 +9,10 @@ Example, start 5, rows root, a, b, and c below a (depths 0 1 1 2), path root - b
     move       row at index 7 (b) -> index 6; the next step overwrites 7 and 8
 """
 
-import torch
 from torch import Tensor
 
 from eyas.core.batch import ForwardBatch, KVCache
-from eyas.kernels import dispatch
-from eyas.nn.paged import page_slots
+from eyas.kernels import dispatch, dispatch_step
 
 
 def tree_batch(
@@ -45,20 +43,19 @@ def tree_batch(
         max_position: no page from here on.
         max_visible: bound on `start`.
     """
-    num_requests, rows = token_ids.shape
-    index = start[:, None] + first + torch.arange(rows, device=token_ids.device)
-    valid = index < max_position
+    each = token_ids.shape[1]
+    rows = dispatch.tree_rows(start, depths, bits, page_table, first, page_size, max_position)
     return ForwardBatch(
         token_ids=token_ids.reshape(-1),
-        positions=(start[:, None] + depths).reshape(-1),
-        slots=page_slots(page_table, index, page_size, valid).reshape(-1),
-        visible=torch.where(valid, start[:, None], 0).to(torch.int32).reshape(-1),
-        q_start=torch.arange(0, num_requests * rows + 1, rows, dtype=torch.int32, device=token_ids.device),
+        positions=rows.positions,
+        slots=rows.slots,
+        visible=rows.visible,
+        q_start=rows.q_start,
         page_table=page_table,
-        max_rows=rows,
+        max_rows=each,
         max_visible=max_visible,
-        uniform_rows=rows,
-        tree_bits=torch.where(valid, bits, 0).reshape(-1),
+        uniform_rows=each,
+        tree_bits=rows.tree_bits,
     )
 
 
@@ -67,22 +64,6 @@ def move_rows(
 ) -> None:
     """Copy K and V of the accepted nodes to consecutive KV indices, on every layer.
 
-    All of them are read before any is written, so that a path may overlap its destination.
-
-    Args:
-        cache: the target's.
-        page_table: int32 [B, P].
-        start: int64 [B], KV index of the root.
-        nodes: int64 [B, D + 1], row of the accepted node at depth d; rows d >= counts are not moved.
-        counts: int64 [B].
-        max_position: no page from here on.
+    See kernels/reference/step_move.
     """
-    depth = torch.arange(nodes.shape[1], device=nodes.device)
-    goal = start[:, None] + depth
-    moving = (depth < counts[:, None]) & (nodes != depth) & (goal < max_position)
-    source = page_slots(page_table, start[:, None] + nodes, cache.page_size, moving).reshape(-1).clamp_min(0)
-    target = page_slots(page_table, goal, cache.page_size, moving).reshape(-1)
-    for keys, values in zip(cache.keys, cache.values, strict=True):
-        old_keys = keys.view(-1, *keys.shape[2:])[source]
-        old_values = values.view(-1, *values.shape[2:])[source]
-        dispatch.write_kv(old_keys, old_values, keys, values, target)
+    dispatch_step.move_nodes(cache.keys, cache.values, page_table, start, nodes, counts, max_position)

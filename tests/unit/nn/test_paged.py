@@ -2,7 +2,8 @@
 
 import torch
 
-from eyas.nn.paged import page_slots, uniform_batch
+from eyas.kernels.reference.rows import page_slots
+from eyas.nn.paged import uniform_batch
 
 
 def test_page_slots_against_a_loop():

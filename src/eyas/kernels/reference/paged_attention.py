@@ -21,18 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from eyas.kernels.reference.rotary import rotate_and_cache
+
 MAX_BITS = 63
 """Bits of a row's tree set; the sign bit is not one of them."""
-
-
-def write_kv(keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
-    """Write rows keys, values [T, KV, dh] to `slots` [T] of caches [pages, page_size, KV, dh].
-
-    Rows with slot -1 go to slot 0 of the scratch page 0, which nobody reads.
-    """
-    where = slots.clamp_min(0)
-    key_cache.view(-1, *key_cache.shape[2:]).index_copy_(0, where, keys.to(key_cache.dtype))
-    value_cache.view(-1, *value_cache.shape[2:]).index_copy_(0, where, values.to(value_cache.dtype))
 
 
 def paged_attention(
@@ -48,11 +40,13 @@ def paged_attention(
     max_visible: int,
     window: int | None = None,
     tree_bits: Tensor | None = None,
+    sinks: Tensor | None = None,
     memo: dict[Any, Any] | None = None,
 ) -> Tensor:
     """Attend queries [T, H, dh] to their requests' cached keys and values; returns [T, H, dh].
 
     Grouped heads: query head h reads KV head h // (H / KV). `max_rows` and `max_visible` are bounds.
+    `sinks` [H], finite, are logits of a key whose value is zero: they join the softmax's sum.
     Every row's own K and V must be in the cache already (write_kv first). A caller whose layers share one
     batch hands in the same `memo` (empty at first), so that masks are made once and not in every layer.
     """
@@ -63,11 +57,14 @@ def paged_attention(
     out = torch.zeros_like(queries)
     for request in memo[window]:
         keys, values = _gather(key_cache, request), _gather(value_cache, request)
+        mask = None if request.mask is None else request.mask.to(queries.dtype)
+        if sinks is not None:
+            keys, values, mask = _with_sink(keys, values, mask, sinks.to(queries.dtype), request)
         heads = functional.scaled_dot_product_attention(
             queries[request.begin : request.end].transpose(0, 1).unsqueeze(0),
             keys.transpose(0, 1).unsqueeze(0),
             values.transpose(0, 1).unsqueeze(0),
-            attn_mask=None if request.mask is None else request.mask.to(queries.dtype),
+            attn_mask=mask,
             scale=scale,
             enable_gqa=queries.shape[1] != keys.shape[1],
         )
@@ -76,6 +73,42 @@ def paged_attention(
             rows = torch.where(request.seeing, rows, 0)
         out[request.begin : request.end] = rows
     return out
+
+
+def rotated_attention(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    page_table: Tensor,
+    q_start: Tensor,
+    visible: Tensor,
+    *,
+    num_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+    **attention: Any,
+) -> Tensor:
+    """rotary.rotate_and_cache of fused rows qkv, then paged_attention of the queries: [T, H, dh].
+
+    `attention` are the named arguments of paged_attention.
+    """
+    queries = rotate_and_cache(
+        qkv,
+        cos,
+        sin,
+        key_cache,
+        value_cache,
+        slots,
+        num_heads=num_heads,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        eps=eps,
+    )
+    return paged_attention(queries, key_cache, value_cache, page_table, q_start, visible, **attention)
 
 
 @dataclass(slots=True)
@@ -155,3 +188,13 @@ def _gather(cache: Tensor, request: _Request) -> Tensor:
         return cache[request.pages].flatten(0, 1)[: request.length]
     begin = request.first_page * cache.shape[1]
     return cache.view(-1, *cache.shape[2:])[begin : begin + request.length]
+
+
+def _with_sink(
+    keys: Tensor, values: Tensor, mask: Tensor | None, sinks: Tensor, request: _Request
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One more key, zeros like its value, whose logit in head h is sinks[h]: mask [H, rows, length + 1]."""
+    keys, values = (functional.pad(x, (0, 0, 0, 0, 0, 1)) for x in (keys, values))
+    shape = (len(sinks), request.end - request.begin, request.length)
+    mask = sinks.new_zeros(shape) if mask is None else mask.expand(shape)
+    return keys, values, torch.cat((mask, sinks[:, None, None].expand(*shape[:2], 1)), dim=-1)

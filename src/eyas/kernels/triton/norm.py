@@ -1,4 +1,4 @@
-"""RMSNorm, one program a row."""
+"""RMSNorm, with or without adding to the residual stream first; one program a row."""
 
 import torch
 import triton
@@ -7,26 +7,62 @@ from torch import Tensor
 
 
 @triton.jit
-def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, size, eps, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
+def _rms_norm_kernel(  # noqa: ANN202
+    x_ptr,  # noqa: ANN001
+    residual_ptr,  # noqa: ANN001
+    weight_ptr,  # noqa: ANN001
+    out_ptr,  # noqa: ANN001
+    total_ptr,  # noqa: ANN001
+    size,  # noqa: ANN001
+    eps,  # noqa: ANN001
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < size
-    x = tl.load(x_ptr + row * size + column, mask=mask, other=0.0).to(tl.float32)
+    where = row * size + column
+    x = tl.load(x_ptr + where, mask=mask, other=0.0).to(tl.float32)
+    if ADD:
+        x += tl.load(residual_ptr + where, mask=mask, other=0.0).to(tl.float32)
+        rounded = x.to(total_ptr.dtype.element_ty)
+        tl.store(total_ptr + where, rounded, mask=mask)
+        x = rounded.to(tl.float32)
     weight = tl.load(weight_ptr + column, mask=mask, other=0.0)
     scale = tl.rsqrt(tl.sum(x * x) / size + eps)
     # Rounded to the input's type before the weight, as the reference does.
     normed = (x * scale).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row * size + column, normed * weight, mask=mask)
+    tl.store(out_ptr + where, normed * weight, mask=mask)
+
+
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    x = x.contiguous()
+    size = x.shape[-1]
+    out = torch.empty_like(x)
+    total = out if residual is None else torch.empty_like(x)
+    rows = x.numel() // size
+    if rows:
+        block = triton.next_power_of_2(size)
+        _rms_norm_kernel[(rows,)](
+            x,
+            x if residual is None else residual.contiguous(),
+            weight,
+            out,
+            total,
+            size,
+            eps,
+            ADD=residual is not None,
+            BLOCK=block,
+            num_warps=4 if block <= 2048 else 8,
+        )
+    return out, total
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See eyas.kernels.reference.norm.rms_norm."""
-    x = x.contiguous()
-    size = x.shape[-1]
-    out = torch.empty_like(x)
-    rows = x.numel() // size
-    if rows:
-        block = triton.next_power_of_2(size)
-        warps = 4 if block <= 2048 else 8
-        _rms_norm_kernel[(rows,)](x, weight, out, size, eps, BLOCK=block, num_warps=warps)
-    return out
+    return _launch(x, None, weight, eps)[0]
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See eyas.kernels.reference.norm.add_rms_norm."""
+    return _launch(x, residual, weight, eps)
