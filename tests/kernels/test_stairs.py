@@ -180,9 +180,11 @@ KERNEL_CASES = {
 }
 
 
-def small_tiles(kernels, monkeypatch):
+def small_tiles(monkeypatch):
+    from eyas.kernels.triton import slot_tiles
+
     for name, tile in (("forward", (16, 16)), ("queries", (32, 16)), ("keys", (16, 32))):
-        monkeypatch.setitem(kernels.FORCED, name, kernels.Tiles(*tile, 4, 1))
+        monkeypatch.setitem(slot_tiles.FORCED, name, slot_tiles.Tiles(*tile, 4, 1))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_kernel(case, tiles, monkeypatch):
     from eyas.kernels.triton import slot_attention as kernels
 
     if tiles == "small":
-        small_tiles(kernels, monkeypatch)
+        small_tiles(monkeypatch)
     documents, size, depth, rows, shape, dtype = KERNEL_CASES[case]
     _, stairs = problem(documents, size, depth, rows=rows, padding=0 if depth == 0 else 3)
     stairs = type(stairs)(*(x.to(DEVICE) for x in stairs))
@@ -209,7 +211,7 @@ def test_kernel_of_a_batch_with_strides(monkeypatch):
     """Two batch rows of different staircases, and inputs that are slices of wider ones."""
     from eyas.kernels.triton import slot_attention as kernels
 
-    small_tiles(kernels, monkeypatch)
+    small_tiles(monkeypatch)
     one = problem([14, 9], 26, 4, seed=1)[1]
     two = problem([3, 20], 26, 4, seed=2)[1]
     longest = max(one.own.shape[1], two.own.shape[1])
