@@ -17,7 +17,7 @@ from eyas.engine.intake import Group
 from eyas.engine.kv_cache import CPU_PAGE_SIZE, CUDA_PAGE_SIZE
 from eyas.engine.llm import LLM
 from eyas.targets.base import Target
-from eyas.verify.forced_lossy import acceptance_rates
+from eyas.verify.forced_lossy import acceptance_table
 
 WARMUP_STEPS = 4
 """After the last prompt was prefilled; graphs are captured before them."""
@@ -74,9 +74,8 @@ class StepLoop:
             num_pages=batch * (-(-max_len // page_size) + 1),
         )
         if acceptance is not None and depth:
-            rates = acceptance_rates(acceptance, depth)
             state = self.llm._runner.state  # noqa: SLF001 - a timing run sets what no user may set
-            state.forced_rates = torch.tensor(rates, dtype=torch.float64, device=self._device)
+            state.forced_lengths = acceptance_table(acceptance, depth, device=self._device)
 
     def run(self) -> LoopSample:
         """Prefill fresh prompts and time the steps."""

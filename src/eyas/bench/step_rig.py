@@ -22,7 +22,7 @@ from eyas.engine.sampler import Needs
 from eyas.engine.state import EngineState
 from eyas.engine.step import StepModels, Variant, accept, commit, expand, propose, verify, whole
 from eyas.targets.base import Target
-from eyas.verify.forced_lossy import acceptance_rates
+from eyas.verify.forced_lossy import acceptance_table
 
 PHASES = ("verify", "accept", "expand", "draft", "commit")
 
@@ -123,8 +123,7 @@ def make_rig(
         drafter.bind(None if drafter.kv_layout is None else cache(drafter.kv_layout), max_len)
     models = StepModels(target.decoder, cache(target.decoder.kv_layout), drafter)
     if acceptance is not None and depth:
-        rates = acceptance_rates(acceptance, depth)
-        state.forced_rates = torch.tensor(rates, dtype=torch.float64, device=device)
+        state.forced_lengths = acceptance_table(acceptance, depth, device=device)
     order = torch.randperm(batch * pages, generator=generator, device=device) + 1
     state.page_table[:batch] = order.view(batch, pages).to(torch.int32)
     state.history.copy_(

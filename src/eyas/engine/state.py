@@ -54,8 +54,8 @@ class EngineState:
         """float32 [S + 1, K, V], the q of sampled drafts; made when the first such draft is committed."""
         self.draft_limit = torch.full((rows,), num_draft_tokens, dtype=torch.int64, device=device)
         """Drafts from here on are not verified: SamplingParams.num_draft_tokens."""
-        self.forced_rates: Tensor | None = None
-        """[D], verify/forced_lossy.acceptance_rates; set by timing runs alone, before a graph is captured."""
+        self.forced_lengths: Tensor | None = None
+        """verify/forced_lossy.acceptance_table; set by timing runs alone, before a graph is captured."""
         self.length = torch.zeros(rows, dtype=torch.int64, device=device)
         self.live = torch.zeros(rows, dtype=torch.bool, device=device)
         self.limit = torch.ones(rows, dtype=torch.int64, device=device)

@@ -47,7 +47,6 @@ from eyas.engine.sampler import (
 from eyas.engine.sampler_state import SamplingState
 from eyas.engine.state import EngineState
 from eyas.kernels import dispatch_step
-from eyas.kernels.reference.random import ACCEPT, uniform
 from eyas.nn.paged import PagedContext, uniform_batch
 from eyas.nn.tree_paged import move_rows, tree_batch
 from eyas.targets.decoder import Decoder
@@ -202,14 +201,10 @@ def accept(
 
 
 def _forced(state: EngineState, slots: Tensor, verified: Verified, choices: Tensor) -> tuple[Tensor, Tensor]:
-    """Choices and drafts as they are; in a timing run they agree at forced rates (verify/forced_lossy)."""
-    if state.forced_rates is None:
+    """Choices and drafts as they are; in a timing run they agree as was drawn (verify/forced_lossy)."""
+    if state.forced_lengths is None:
         return choices, verified.drafts
-    # Greedy requests have no seed of their own: the slot tells them apart.
-    seeds = (state.sampling.seeds[slots] + slots).unsqueeze(1)
-    rates = state.forced_rates if verified.tree else state.forced_rates[: verified.drafts.shape[1]]
-    uniforms = uniform(seeds, row_positions(verified.start + 1, rates.numel()), ACCEPT)
-    return force_lossy(choices, verified.drafts, rates, uniforms, verified.tree)
+    return force_lossy(choices, verified.drafts, verified.start, slots, state.forced_lengths, verified.tree)
 
 
 def _chosen_from(

@@ -3,8 +3,17 @@
 from torch import Tensor
 
 from eyas.kernels.dispatch import _twin
+from eyas.kernels.reference import step_force as _force
 from eyas.kernels.reference import step_settle as _settle
 from eyas.kernels.reference.step_settle import StateRows
+
+
+def force(
+    choices: Tensor, drafts: Tensor, start: Tensor, slots: Tensor, table: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See eyas.kernels.reference.step_force.force."""
+    out: tuple[Tensor, Tensor] = _twin(_force, choices).force(choices, drafts, start, slots, table)
+    return out
 
 
 def settle(
