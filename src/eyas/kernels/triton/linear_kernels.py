@@ -161,7 +161,7 @@ def _finish(
     tl.store(out_ptr + place, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def linear_kernel(
     x_ptr,
     weight_ptr,
@@ -285,7 +285,7 @@ def _largest(value, index, mask, AXIS: tl.constexpr):
     return tl.where(any_broken, float("nan"), largest), first
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def max_kernel(
     x_ptr,
     weight_ptr,
