@@ -3,6 +3,7 @@
 Three clocks, run one after another in every round so that what slows the machine slows all of them:
 
     phases   each of verify, accept, expand, draft and commit in a CUDA graph of its own
+    logits   the part of accept that is the target's lm_head, once more by itself
     device   the whole step in one graph
     loop     the engine's own loop (step_loop): the difference to `device` is where the GPU waited
 
@@ -18,7 +19,7 @@ import torch
 from eyas.bench.floor import Ceilings, floor_ms
 from eyas.bench.step_ceilings import CeilingSizes, measure_ceilings
 from eyas.bench.step_clock import Stopwatch
-from eyas.bench.step_floor import draft_work, target_work
+from eyas.bench.step_floor import draft_work, logits_work, target_work
 from eyas.bench.step_loop import StepLoop
 from eyas.bench.step_models import DrafterSource, open_drafter, open_target
 from eyas.bench.step_profile import Profile, profile
@@ -26,6 +27,7 @@ from eyas.bench.step_rig import PHASES, StepRig, make_rig
 from eyas.core.errors import ConfigError
 from eyas.core.tree import TreeBudget
 from eyas.drafters.base import Drafter
+from eyas.kernels.settings import settings, use_invariant, use_pdl
 from eyas.targets.base import Target
 
 Advance = Callable[[int, int, str], None]
@@ -44,6 +46,10 @@ class StepOptions:
     num_steps: int = 32
     repeats: int = 5
     ceiling_sizes: CeilingSizes | None = None
+    invariant: bool = True
+    """Kernels that give a row the same bits in every batch (kernels/settings)."""
+    pdl: bool | None = None
+    """Programmatic dependent launch; None for the kernels' own default."""
 
 
 @dataclass(slots=True)
@@ -52,6 +58,7 @@ class MethodTimes:
 
     phases: list[list[float]] = field(default_factory=list)
     """One list for each round, in the order of PHASES."""
+    logits: list[float] = field(default_factory=list)
     device: list[float] = field(default_factory=list)
     loop: list[float] = field(default_factory=list)
     tokens_per_step: list[float] = field(default_factory=list)
@@ -98,15 +105,18 @@ class _Method:
         shared = {"batch": batch, "context": options.context, "acceptance": options.acceptance}
         self.rig: StepRig = make_rig(target, make(), **shared)  # type: ignore[arg-type]
         self.phases = Stopwatch(self.rig.phases(), target.device, restore=self.rig.restore)
+        self.logits = Stopwatch([self.rig.logits], target.device)
         self.whole = Stopwatch([self.rig.step], target.device, restore=self.rig.restore)
         self.loop = StepLoop(target, make(), num_steps=options.num_steps, **shared)  # type: ignore[arg-type]
         self.times = MethodTimes()
 
     def round(self, *, keep: bool) -> None:
         """Run every clock once."""
-        phases, device, loop = self.phases.round(), self.whole.round()[0], self.loop.run()
+        phases, logits = self.phases.round(), self.logits.round()[0]
+        device, loop = self.whole.round()[0], self.loop.run()
         if keep:
             self.times.phases.append(phases)
+            self.times.logits.append(logits)
             self.times.device.append(device)
             self.times.loop.append(loop.step_ms)
             self.times.tokens_per_step.append(loop.tokens_per_step)
@@ -134,6 +144,19 @@ def bench_step(
     advance: Advance = lambda *_: None,
 ) -> StepResult:
     """Measure ceilings, then every batch size, plainly and (unless the drafter is "none") with drafts."""
+    pdl = settings.pdl if options.pdl is None else options.pdl
+    with use_invariant(options.invariant), use_pdl(pdl):
+        return _bench_step(target_spec, drafter_spec, options, device, dtype, advance)
+
+
+def _bench_step(
+    target_spec: str,
+    drafter_spec: str,
+    options: StepOptions,
+    device: torch.device | str,
+    dtype: torch.dtype | None,
+    advance: Advance,
+) -> StepResult:
     tree = TreeBudget.parse(options.tree) if options.tree else None
     if not options.batch_sizes:
         raise ConfigError("batch_sizes needs at least one value")
@@ -179,10 +202,11 @@ def _floors(
     context: int,
     ceilings: Ceilings,
 ) -> dict[str, float | None]:
-    """The floor of every phase in ms; accept, expand and commit need nothing that counts."""
+    """The floor of every phase in ms; expand and commit need nothing that counts."""
     size = target.dtype.itemsize
     rows = 1 if drafter is None else drafter.tree.num_nodes
     verify = target_work(target.config, num_requests=batch, rows=rows, context=context, itemsize=size)
+    logits = logits_work(target.config, num_requests=batch, rows=rows, itemsize=size)
     draft: float | None = 0.0
     if drafter is not None and source.head is not None:
         work = draft_work(
@@ -198,7 +222,7 @@ def _floors(
         draft = None
     return {
         "verify": floor_ms(verify, ceilings),
-        "accept": 0.0,
+        "accept": floor_ms([logits], ceilings),
         "expand": 0.0,
         "draft": draft,
         "commit": 0.0,

@@ -9,7 +9,7 @@ from eyas.bench.step_rig import PHASES
 
 SCHEMA = "eyas.bench-step/1"
 FORWARDS = ("verify", "draft")
-"""Phases that run a model; the share of the others is `other_share`."""
+"""Phases that run a model; `other_share` is that of the others, without the target's lm_head in accept."""
 
 
 def step_document(result: StepResult, provenance: dict[str, Any]) -> dict[str, Any]:
@@ -28,6 +28,8 @@ def step_document(result: StepResult, provenance: dict[str, Any]) -> dict[str, A
             "acceptance": options.acceptance,
             "num_steps": options.num_steps,
             "repeats": options.repeats,
+            "invariant": options.invariant,
+            "pdl": options.pdl,
         },
         "ceilings": asdict(result.ceilings) | {"samples": result.ceiling_samples},
         "results": [_method(one) for one in result.results],
@@ -42,7 +44,8 @@ def _method(one: MethodResult) -> dict[str, Any]:
     known = [floor for floor in one.floors.values() if floor is not None]
     floor = sum(known) if len(known) == len(one.floors) else None
     tokens = median(times.tokens_per_step)
-    others = sum(ms for phase, ms in phases.items() if phase not in FORWARDS)
+    logits = min(median(times.logits), phases["accept"])
+    others = sum(ms for phase, ms in phases.items() if phase not in FORWARDS) - logits
     return {
         "batch": one.batch,
         "method": one.method,
@@ -57,6 +60,7 @@ def _method(one: MethodResult) -> dict[str, Any]:
             for phase, ms in phases.items()
         ],
         "step": {
+            "logits_ms": median(times.logits),
             "device_ms": device_ms,
             "loop_ms": loop_ms,
             "floor_ms": floor,
@@ -76,6 +80,7 @@ def _method(one: MethodResult) -> dict[str, Any]:
         "kernels": [] if one.profile is None else [asdict(kernel) for kernel in one.profile.kernels],
         "samples": {
             "phases_ms": times.phases,
+            "logits_ms": times.logits,
             "device_ms": times.device,
             "loop_ms": times.loop,
             "tokens_per_step": times.tokens_per_step,

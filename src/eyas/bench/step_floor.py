@@ -1,6 +1,7 @@
 """What one speculative step must read and compute at the least: the target once, the drafter as it works.
 
-verify    every layer and the lm_head of the target, for K + 1 rows (N + 1 nodes of a tree) a request
+verify    every layer of the target, for K + 1 rows (N + 1 nodes of a tree) a request
+accept    the target's lm_head for the same rows
 draft     EAGLE-3: the accepted rows through fc and its layer, then the layer and its lm_head again for each
           further depth. P-EAGLE: the accepted rows and the mask rows once through every layer, lm_head once.
 
@@ -16,13 +17,18 @@ from eyas.drafters.head_config import HeadConfig
 def target_work(
     config: TargetConfig, *, num_requests: int, rows: int, context: int, itemsize: int
 ) -> list[Work]:
-    """A target forward of `rows` rows a request, logits of all of them included."""
+    """The target's layers for `rows` rows a request."""
     shape = _shape(config, config.hidden_size)
-    work = []
+    work: list[Work] = []
     for index in range(config.num_layers):
         window = config.windows[index] if config.windows else None
         work += layer(num_requests, rows, min(context, window or context), shape, itemsize)
-    return [*work, matrix(num_requests * rows, config.vocab_size, config.hidden_size, itemsize)]
+    return work
+
+
+def logits_work(config: TargetConfig, *, num_requests: int, rows: int, itemsize: int) -> Work:
+    """The target's lm_head for `rows` rows a request."""
+    return matrix(num_requests * rows, config.vocab_size, config.hidden_size, itemsize)
 
 
 def draft_work(

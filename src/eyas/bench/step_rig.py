@@ -18,7 +18,7 @@ from eyas.core.tree import TreeBudget
 from eyas.drafters.base import Drafter
 from eyas.engine.graphs import bucket_of, visible_bound
 from eyas.engine.kv_cache import CPU_PAGE_SIZE, CUDA_PAGE_SIZE, CacheSizes, allocate
-from eyas.engine.sampler import Needs
+from eyas.engine.sampler import Needs, greedy_choices
 from eyas.engine.state import EngineState
 from eyas.engine.step import StepModels, Variant, accept, commit, expand, propose, verify, whole
 from eyas.targets.base import Target
@@ -36,6 +36,8 @@ class StepRig:
     slots: Tensor
     variant: Variant
     saved: dict[str, Tensor]
+    hidden: Tensor
+    """[B, R, D], of a verification"""
 
     def restore(self) -> None:
         """Put the state rows back."""
@@ -46,6 +48,11 @@ class StepRig:
     def step(self) -> None:
         """All five phases."""
         whole(self.models, self.state, self.slots, self.variant)
+
+    @torch.no_grad()
+    def logits(self) -> None:
+        """What `accept` asks of the target: the likeliest token at every row."""
+        greedy_choices(self.models.decoder, self.hidden)
 
     def phases(self) -> list[Call]:
         """One call for each of PHASES, to be run in order; each reads what those before it left."""
@@ -136,7 +143,10 @@ def make_rig(
     slots = torch.full((bucket_of(batch),), batch, dtype=torch.int64, device=device)
     slots[:batch] = torch.arange(batch, device=device)
     variant = Variant(Needs.GREEDY, visible_bound(min(context + num_drafts + 1, max_len)), num_drafts)
-    rig = StepRig(models, state, slots, variant, {})
+    hidden = torch.empty(
+        slots.shape[0], num_drafts + 1, config.hidden_size, device=device, dtype=target.dtype
+    )
+    rig = StepRig(models, state, slots, variant, {}, hidden.normal_(generator=generator))
     # Off the default stream, as capture wants it; the second step verifies what the first one drafted.
     _beside(device, lambda: [rig.step() for _ in range(2)])
     state.length[:batch] = context

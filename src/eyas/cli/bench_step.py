@@ -29,6 +29,12 @@ def step(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of one timed run of the engine's loop.")] = 32,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs; medians are shown.")] = 5,
+    invariant: Annotated[
+        bool, typer.Option(help="Kernels whose results do not depend on the batch (CUDA).")
+    ] = True,
+    pdl: Annotated[
+        bool | None, typer.Option(help="Programmatic dependent launch (CUDA); the default unless given.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="float32 on CPU and bfloat16 on CUDA unless given.")
@@ -50,6 +56,8 @@ def step(
         acceptance=acceptance,
         num_steps=steps,
         repeats=repeats,
+        invariant=invariant,
+        pdl=pdl,
     )
     with console.progress() as bar:
         task = bar.add_task("starting", total=None)

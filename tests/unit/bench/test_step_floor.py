@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from eyas.bench.floor import Ceilings, Work, attention, floor_ms, layer, matrix
-from eyas.bench.step_floor import draft_work, target_work
+from eyas.bench.step_floor import draft_work, logits_work, target_work
 from eyas.core.tree import DraftTree, TreeBudget
 from eyas.drafters.artifact import make_model
 from eyas.drafters.shapes import head_shape
@@ -31,7 +31,9 @@ def test_work_is_bound_by_the_slower_of_the_two():
 
 
 def test_an_8b_forward_takes_371_ms_per_thousand():
-    work = target_work(shape_config("shape:llama-3.1-8b"), num_requests=1, rows=1, context=0, itemsize=2)
+    config = shape_config("shape:llama-3.1-8b")
+    work = target_work(config, num_requests=1, rows=1, context=0, itemsize=2)
+    work.append(logits_work(config, num_requests=1, rows=1, itemsize=2))
     # 8.03 B parameters without the embedding table's 0.525 B, two bytes each, at 4.04 TB/s.
     assert floor_ms(work, BYTES_ONLY) == pytest.approx(3.715, abs=0.001)
 
@@ -41,7 +43,8 @@ def test_target_bytes_are_those_of_its_matrices(name):
     config = shape_config(name)
     with torch.device("meta"):
         decoder = Decoder(config)
-    num_bytes, flops = total(target_work(config, num_requests=2, rows=3, context=0, itemsize=2))
+    work = target_work(config, num_requests=2, rows=3, context=0, itemsize=2)
+    num_bytes, flops = total([*work, logits_work(config, num_requests=2, rows=3, itemsize=2)])
     matrices = weights(decoder, "norm", "embed_tokens", "lm_head") + config.vocab_size * config.hidden_size
     assert num_bytes == 2 * matrices
     assert flops == 2 * 6 * matrices
