@@ -84,11 +84,13 @@ class PackedWeight:
         out = out[:num_rows].view(*x.shape[:-1], out.shape[-1])
         return out if residual is None else residual + out
 
-    def max_linear(self, x: Tensor, weight: Tensor, index_map: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(largest of linear(x, weight), its first place or that place's entry in the map) of every row."""
+    def max_linear(
+        self, x: Tensor, weight: Tensor, index_map: Tensor | None = None, *, norm: RMSNorm | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(largest of linear(norm(x)), its first place or that place's entry in the map) of every row."""
         if self.tensor is None:
-            return dispatch.max_linear(x, weight, index_map=index_map)
-        return largest(self.linear(x, weight), index_map)
+            return dispatch.max_linear(x, weight, index_map=index_map, **_norm_arguments(norm))
+        return largest(self.linear(x, weight, norm=norm), index_map)
 
 
 class Linear(nn.Linear):
