@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any
 
 from eyas.bench.cells import PLAIN
-from eyas.bench.intervals import Estimate, ratio_interval, t_interval
+from eyas.bench.intervals import Estimate, geometric_interval, ratio_interval
 from eyas.bench.sources import published_ratio
 from eyas.bench.sweep import read_records
 from eyas.core.errors import DataError
@@ -64,7 +64,7 @@ class Row:
     @property
     def throughput(self) -> Estimate:
         """Output tokens a second."""
-        return t_interval([result["output_tokens_per_second"] for _, result in self.results])
+        return geometric_interval([result["output_tokens_per_second"] for _, result in self.results])
 
     def mean(self, *path: str) -> float | None:
         """Return the mean over repeats of a number inside the results; None where none has it."""

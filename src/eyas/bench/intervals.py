@@ -47,15 +47,23 @@ def t_interval(values: Sequence[float]) -> Estimate:
     return Estimate(mean, mean - half, mean + half, num)
 
 
+def geometric_interval(values: Sequence[float]) -> Estimate:
+    """Return the geometric mean of positive measurements and its t interval, taken on logarithms.
+
+    Example: 2 and 8 -> mean 4; the interval has no end below 0.
+    """
+    logs = t_interval([log(value) for value in values])
+    low, high = (None if end is None else exp(min(end, 700.0)) for end in (logs.low, logs.high))
+    return Estimate(exp(logs.value), low, high, logs.num)
+
+
 def ratio_interval(left: Sequence[float], right: Sequence[float]) -> Estimate:
-    """Return the geometric mean of paired ratios and its t interval, taken on logarithms.
+    """Return the geometric mean of paired ratios and its interval.
 
     Pairs were measured right after one another, so what slowed both cancels. Example: (2, 8) over (1, 2)
     -> ratios 2 and 4, mean sqrt(8) = 2.83.
     """
-    logs = t_interval([log(a / b) for a, b in zip(left, right, strict=True)])
-    low, high = (None if end is None else exp(end) for end in (logs.low, logs.high))
-    return Estimate(exp(logs.value), low, high, logs.num)
+    return geometric_interval([a / b for a, b in zip(left, right, strict=True)])
 
 
 def bootstrap_interval(

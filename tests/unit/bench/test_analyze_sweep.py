@@ -1,0 +1,133 @@
+import pytest
+from sweep_records import cell, step, write
+
+from eyas.bench.analyze_sweep import acceptance_by_k, best_rows, lead, leaders, read_cells, tables, versus
+from eyas.bench.sources import published_ratio, source_name
+from eyas.core.errors import DataError
+
+# At c=1: 500 = 1 row * 1 token / 2 ms; 1000 = 2.5 / 2.5 ms; 1500 = 3.0 / 2.0 ms.
+PLAIN = cell("plain", 0, 500.0, steps=step(1.0, 2.0))
+EAGLE = cell("eagle3", 3, 1000.0, steps=step(2.5, 2.5, verify_ms=1.5, draft_ms=1.0), drafts=[80, 50, 20])
+PEAGLE = cell(
+    "peagle", 7, 1500.0, steps=step(3.0, 2.0, verify_ms=1.6, draft_ms=0.4), drafts=[80, 60, 40, 20, 0, 0, 0]
+)
+EAGLE_AT_5 = cell("eagle3", 5, 900.0, steps=step(2.7, 3.0), drafts=[80, 50, 20, 15, 5])
+
+
+def rows(tmp_path, *lines):
+    return read_cells([write(tmp_path / "r.jsonl", *lines)])
+
+
+def test_each_method_stands_at_its_best_k(tmp_path):
+    found = rows(tmp_path, PLAIN, EAGLE, EAGLE_AT_5, PEAGLE)
+    assert [row.label for row in best_rows(found)] == ["plain", "eagle3 K=3", "peagle K=7"]
+
+
+def test_a_lead_is_the_product_of_its_factors(tmp_path):
+    found = rows(tmp_path, EAGLE, PEAGLE)
+    one = lead(found[1], found[0])
+    assert one.ratio.value == pytest.approx(1.5)
+    assert one.acceptance == pytest.approx(1.2)
+    assert one.step_time == pytest.approx(1.25)
+    assert one.batch == pytest.approx(1.0)
+    assert one.acceptance * one.step_time * one.batch == pytest.approx(one.ratio.value)
+    assert (one.phase, one.phase_ms) == ("draft", (0.4, 1.0))
+    assert one.reason == (
+        "peagle K=7 leads eagle3 K=3 1.50x: 1.25x from step time, 1.20x from acceptance "
+        "(draft takes 0.40 ms a step against 1.00)"
+    )
+    assert "trails" in lead(found[0], found[1]).reason
+
+
+def test_how_full_the_batch_was_is_a_factor_of_its_own(tmp_path):
+    half = cell("peagle", 7, 750.0, steps=step(3.0, 2.0, rows=0.5))
+    one = lead(*reversed(rows(tmp_path, EAGLE, half)))
+    assert one.batch == pytest.approx(0.5)
+    assert "0.50x from how full the batch was" in one.reason
+
+
+def test_an_endpoint_without_steps_gives_step_time_as_what_remains(tmp_path):
+    url = {"engine": "http://x"}
+    found = rows(
+        tmp_path,
+        cell("eagle3", 3, 1000.0, drafts=[80, 50, 20], **url),
+        cell("peagle", 3, 1500.0, drafts=[90, 60, 50], **url),
+    )
+    one = lead(found[1], found[0])
+    assert one.acceptance == pytest.approx(3.0 / 2.5)
+    assert one.step_time == pytest.approx(1.25)
+    assert one.phase is None
+    silent = rows(tmp_path, cell("eagle3", 3, 1000.0, **url), cell("peagle", 3, 1500.0, **url))
+    assert "do not tell" in lead(silent[1], silent[0]).reason
+
+
+def test_repeats_are_paired(tmp_path):
+    # The second repeat ran at half speed for both: the ratio does not move, the speeds do.
+    lines = [
+        cell(m, k, speed / (1 + repeat), repeat=repeat)
+        for m, k, speed in (("eagle3", 3, 1000.0), ("peagle", 7, 1300.0))
+        for repeat in (0, 1)
+    ]
+    found = rows(tmp_path, *lines)
+    one = lead(found[1], found[0])
+    assert (one.ratio.low, one.ratio.value, one.ratio.high) == pytest.approx((1.3, 1.3, 1.3))
+    assert found[0].throughput.value == pytest.approx((1000 * 500) ** 0.5)
+    assert found[0].throughput.low < 500
+    assert found[0].throughput.high > 1000
+
+
+def test_a_lead_within_the_noise_says_so(tmp_path):
+    lines = [cell("a", 3, speed, repeat=i) for i, speed in enumerate((100.0, 130.0))]
+    lines += [cell("b", 3, speed, repeat=i) for i, speed in enumerate((110.0, 100.0))]
+    assert "no difference" in leaders(rows(tmp_path, *lines))[0][1].reason
+
+
+def test_acceptance_by_k_weighs_by_verifications(tmp_path):
+    many = cell("eagle3", 3, 1.0, drafts=[80, 50, 20], concurrency=2)
+    many["result"]["acceptance"] |= {"num_drafts": 300.0, "num_accepted": 300.0}
+    found = acceptance_by_k(rows(tmp_path, PLAIN, EAGLE, EAGLE_AT_5, many))
+    assert found == {"mt_bench": {"eagle3": {3: pytest.approx(1 + 450 / 400), 5: pytest.approx(2.7)}}}
+
+
+def test_tables_hold_the_source_beside(tmp_path):
+    found = tables(rows(tmp_path, PLAIN, EAGLE, EAGLE_AT_5, PEAGLE))
+    assert [row["best_k"] for row in found["rows"]] == [True, True, False, True]
+    assert [row["over_plain"]["value"] for row in found["rows"]] == pytest.approx([1.0, 2.0, 1.8, 3.0])
+    assert found["peagle_over_eagle3"][0]["published"] == 1.55
+    assert found["leaders"][0]["left"] == "peagle K=7"
+    assert found["rows"][1]["conditional_acceptance_by_position"] == pytest.approx([0.8, 0.625, 0.4])
+
+
+def test_only_pairs_that_are_there_are_compared(tmp_path):
+    found = rows(tmp_path, EAGLE, PEAGLE, cell("eagle3", 3, 1.0, concurrency=2))
+    assert [place for place, _ in versus(found, "peagle", "eagle3")] == [("mt_bench", 1, None)]
+    assert leaders(rows(tmp_path, EAGLE)) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("machine", "other"),
+        ("head_fingerprint", "new"),
+        ("max_tokens", 7),
+        ("temperature", 1.0),
+        ("dtype", "x"),
+    ],
+)
+def test_what_does_not_compare_is_not_mixed(tmp_path, field, value):
+    with pytest.raises(DataError, match=field):
+        rows(tmp_path, EAGLE, cell("eagle3", 3, 1.0, repeat=1, **{field: value}))
+
+
+def test_a_record_without_cells(tmp_path):
+    with pytest.raises(DataError, match="no cell"):
+        rows(tmp_path)
+
+
+def test_published_figures():
+    assert source_name("eagle_humaneval") == "HumanEval"
+    assert source_name("speed_bench/qualitative:coding") == "SPEED-Bench"
+    assert source_name("gsm8k") is None
+    assert published_ratio("mt_bench", 64) == 1.05
+    assert published_ratio("speed_bench", 1) == 1.69
+    assert published_ratio("humaneval", 3) is None
