@@ -88,7 +88,8 @@ class Committed:
     page_table: Tensor
     """int32 [B, P]"""
     history: Tensor
-    """int64 [B, max_len]: all committed tokens, the newest at index start + counts"""
+    """int64 [B, max_len]: all committed tokens, the newest at index start + counts. Empty for a drafter whose
+    `reads_history` is False."""
     max_position: int
     """Positions at or past this have no page: slot -1."""
     temperature: Tensor

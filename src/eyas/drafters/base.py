@@ -55,3 +55,8 @@ class Drafter(Protocol):
         With `committed.num_guesses` so many instead, 1 at least; trees keep their shape.
         """
         ...
+
+
+def reads_history(drafter: Drafter | None) -> bool:
+    """Whether `propose` reads `Committed.history`; a drafter that has no say in it (`reads_history`) does."""
+    return drafter is not None and bool(getattr(drafter, "reads_history", True))

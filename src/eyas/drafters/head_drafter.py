@@ -9,8 +9,9 @@ from eyas.core.batch import Committed, Draft, ForwardBatch, KVCache, KVLayout
 from eyas.core.errors import ConfigError
 from eyas.core.tree import DraftTree, TreeBudget
 from eyas.core.vocab_map import VocabMap
-from eyas.drafters.choose import Uniform, choose_by_sampling, choose_greedily
+from eyas.drafters.choose import Uniform, choose_by_sampling
 from eyas.drafters.eagle3.model import Eagle3Model
+from eyas.kernels.reference.step_expand import MaskRow
 from eyas.nn.paged import PagedContext, uniform_batch
 
 
@@ -22,6 +23,7 @@ class HeadDrafter(ABC):
     """
 
     name = "head"
+    reads_history = False
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class HeadDrafter(ABC):
         if sample_drafts and uniform is None:
             raise ConfigError("sample_drafts needs a source of random numbers (uniform)")
         self.model, self.vocab_map = model, vocab_map.to(model.fc.weight.device)
+        self._index_map = None if vocab_map.is_identity else self.vocab_map.target_ids
         self.tree: DraftTree | TreeBudget = DraftTree.chain(num_draft_tokens)
         self.aux_layers = model.config.aux_layers
         self.kv_layout: KVLayout | None = model.kv_layout
@@ -57,16 +60,20 @@ class HeadDrafter(ABC):
     def prefill(self, committed: Committed) -> None:
         """Write K and V of known rows; no logits."""
         batch = self._batch(committed, committed.tokens, committed.start, committed.counts)
-        self._forward(batch, self._fused(committed).flatten(0, 1))
+        self._run(batch, committed.tokens, committed.counts, self._fused(committed), self._mask())
 
     @abstractmethod
     def propose(self, committed: Committed) -> Draft:
         """Guess K tokens after the newest committed one."""
 
+    def _mask(self) -> MaskRow | None:
+        """What rows past the committed ones carry; None where nothing reads them."""
+        return None
+
     def _fused(self, committed: Committed) -> Tensor:
-        """Features through fc, [B, R, D]."""
+        """Features through fc, [B * R, D]."""
         assert committed.features is not None, "a head reads the target's hidden states"
-        return self.model.fuse(committed.features)
+        return self.model.fuse(committed.features).flatten(0, 1)
 
     def _batch(self, committed: Committed, token_ids: Tensor, start: Tensor, counts: Tensor) -> ForwardBatch:
         """Causal rows token_ids [B, rows] from `start`; rows past `counts` write and see nothing."""
@@ -81,18 +88,27 @@ class HeadDrafter(ABC):
             max_visible=self._max_visible,
         )
 
-    def _forward(self, batch: ForwardBatch, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the head on the batch's tokens and hidden [T, D]; returns (normed, feedback) [T, D]."""
+    def _run(
+        self,
+        batch: ForwardBatch,
+        tokens: Tensor,
+        counts: Tensor,
+        hidden: Tensor,
+        mask: MaskRow | None = None,
+        extra: int = 0,
+    ) -> Tensor:
+        """Run the head on tokens [B, R] beside hidden [B * R, D]: [T, D] before the final norm."""
         assert self._cache is not None
-        context = PagedContext(self._cache, batch)
-        out: tuple[Tensor, Tensor] = self.model(
-            self.model.embed(batch.token_ids), hidden, batch.positions, context
-        )
-        return out
+        inputs, residual = self.model.expand(tokens, counts, hidden, mask, extra)
+        return self.model.run(inputs, residual, batch.positions, PagedContext(self._cache, batch))
 
-    def _choose(self, normed: Tensor, committed: Committed, first_depth: int) -> tuple[Tensor, Tensor | None]:
-        """Guesses of normed [B, k, D]: target ids [B, k], and q [B, k, V] where drafts are sampled."""
-        logits = self.model.logits(normed)
+    def _feedback(self, hidden: Tensor) -> Tensor:
+        """The next depth's hidden state [..., D] of this depth's rows."""
+        return self.model.norm(hidden) if self.model.config.norm_output else hidden
+
+    def _choose(self, hidden: Tensor, committed: Committed, first_depth: int) -> tuple[Tensor, Tensor | None]:
+        """Guesses of hidden [B, k, D]: target ids [B, k], and q [B, k, V] where drafts are sampled."""
         if self.uniform is None:
-            return choose_greedily(logits, self.vocab_map), None
+            return self.model.guess(hidden, self._index_map), None
+        logits = self.model.logits(self.model.norm(hidden))
         return choose_by_sampling(logits, self.vocab_map, committed, first_depth, self.uniform)

@@ -179,7 +179,8 @@ def _argmax(logits: Tensor) -> Choices:
 
 def greedy_choices(decoder: Decoder, hidden: Tensor) -> Choices:
     """The argmax at every row of hidden [B, R, D], for batches that need nothing else of the logits."""
-    return _argmax(decoder.logits(hidden))
+    best, tokens = decoder.max_logits(hidden)
+    return Choices(tokens, ~best.isfinite())
 
 
 def choose(

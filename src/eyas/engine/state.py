@@ -24,6 +24,7 @@ from eyas.core.tree import TreeBudget
 from eyas.engine.request import Request
 from eyas.engine.sampler_state import SamplingState
 from eyas.kernels.reference.step_settle import StateRows
+from eyas.kernels.reference.step_take import Source
 
 
 class EngineState:
@@ -53,7 +54,8 @@ class EngineState:
         self.draft_probs: Tensor | None = None
         """float32 [S + 1, K, V], the q of sampled drafts; made when the first such draft is committed."""
         self.draft_limit = torch.full((rows,), num_draft_tokens, dtype=torch.int64, device=device)
-        """Drafts from here on are not verified: SamplingParams.num_draft_tokens."""
+        """Drafts from here on are not verified: SamplingParams.num_draft_tokens. A tree's parents come before
+        their children, so what is left of it is a tree."""
         self.forced_lengths: Tensor | None = None
         """verify/forced_lossy.acceptance_table; set by timing runs alone, before a graph is captured."""
         self.length = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -80,6 +82,20 @@ class EngineState:
             self.limit,
             self.stops_at_eos,
             self.eos_ids,
+        )
+
+    @property
+    def source(self) -> Source:
+        """What a step starts from."""
+        return Source(
+            self.last_token,
+            self.length,
+            self.live,
+            self.drafts,
+            self.draft_limit,
+            self.page_table,
+            self.sampling.temperature,
+            self.sampling.seeds,
         )
 
     def keep_draft_probs(self) -> Tensor:
@@ -128,15 +144,6 @@ class EngineState:
         self.set_pages([(r.slot, i, page) for r in requests for i, page in enumerate(r.pages)])
         for request in requests:
             self._set_sampling(request)
-
-    def limited(self, slots: Tensor, drafts: Tensor) -> Tensor:
-        """Drafts [B, K] with -1 from each request's limit on.
-
-        Example: limits [1, 3], drafts [[5, 6, 7], [8, 9, 10]] -> [[5, -1, -1], [8, 9, 10]]. A tree's parents
-        come before their children, so what is left of it is a tree.
-        """
-        index = torch.arange(drafts.shape[1], device=drafts.device)
-        return torch.where(index < self.draft_limit[slots].unsqueeze(1), drafts, -1)
 
     def set_pages(self, entries: Sequence[tuple[int, int, int]]) -> None:
         """Write (slot, index, page) entries of the page table in one transfer."""

@@ -34,7 +34,7 @@ from torch.nn import functional
 
 from eyas.core.batch import Committed, Draft, ForwardBatch, KVCache
 from eyas.core.tree_rows import TreeRows
-from eyas.drafters.base import Drafter
+from eyas.drafters.base import Drafter, reads_history
 from eyas.engine.sampler import (
     Logprobs,
     Needs,
@@ -47,6 +47,7 @@ from eyas.engine.sampler import (
 from eyas.engine.sampler_state import SamplingState
 from eyas.engine.state import EngineState
 from eyas.kernels import dispatch_step
+from eyas.kernels.reference.step_take import Taken
 from eyas.nn.paged import PagedContext, uniform_batch
 from eyas.nn.tree_paged import move_rows, tree_batch
 from eyas.targets.decoder import Decoder
@@ -85,12 +86,8 @@ class Verified(NamedTuple):
     """[B, R, D] after the final norm"""
     features: Tensor | None
     """[B, R, A * D]"""
-    start: Tensor
-    """int64 [B], position of row 0 (the length before this step)"""
-    drafts: Tensor
-    """int64 [B, K]"""
-    page_table: Tensor
-    """int32 [B, P]"""
+    taken: Taken
+    """What the step started from: row 0 stood at position `taken.start`"""
     tree: TreeRows | None = None
     """Shapes [B, R]; None for chains"""
 
@@ -109,55 +106,43 @@ def verify(models: StepModels, state: EngineState, slots: Tensor, variant: Varia
 
     Missing drafts (-1) run as token 0: nothing accepts them. Rows of requests that are off see nothing.
     """
-    drafts = state.drafts[slots][:, : variant.num_drafts]
-    start, page_table = state.length[slots], state.page_table[slots]
     tree = None
     if state.tree is not None and state.draft_parents is not None and variant.num_drafts:
         tree = TreeRows.from_parents(state.draft_parents[slots], state.tree.depth)
-        # A row without a page sees nothing, so it must not be accepted.
-        drafts = torch.where(row_positions(start + 1, drafts.shape[1]) < state.max_len, drafts, -1)
-    rows = torch.cat((state.last_token[slots].unsqueeze(1), drafts.clamp_min(0)), dim=1)
-    batch = _rows(state, slots, rows, start, page_table, tree, variant.max_visible)
+    # A tree's row without a page sees nothing, so it must not be accepted.
+    max_len = None if tree is None else state.max_len
+    taken = dispatch_step.take(slots, state.source, variant.num_drafts, max_len)
+    batch = _rows(state, taken, tree, variant.max_visible)
     capture = models.drafter.aux_layers if models.drafter is not None else ()
     context = PagedContext(models.cache, batch)
     hidden, features = models.decoder(batch.token_ids, batch.positions, context, capture=capture)
     return Verified(
-        hidden=hidden.view(*rows.shape, -1),
-        features=None if features is None else features.view(*rows.shape, -1),
-        start=start,
-        drafts=drafts,
-        page_table=page_table,
+        hidden=hidden.view(*taken.token_ids.shape, -1),
+        features=None if features is None else features.view(*taken.token_ids.shape, -1),
+        taken=taken,
         tree=tree,
     )
 
 
-def _rows(
-    state: EngineState,
-    slots: Tensor,
-    token_ids: Tensor,
-    start: Tensor,
-    page_table: Tensor,
-    tree: TreeRows | None,
-    max_visible: int,
-) -> ForwardBatch:
+def _rows(state: EngineState, taken: Taken, tree: TreeRows | None, max_visible: int) -> ForwardBatch:
     """The forward's rows, a chain or a tree a request."""
     if tree is None:
         return uniform_batch(
-            token_ids=token_ids,
-            start=start,
-            counts=state.live[slots] * token_ids.shape[1],
-            page_table=page_table,
+            token_ids=taken.token_ids,
+            start=taken.start,
+            counts=taken.counts,
+            page_table=taken.page_table,
             page_size=state.page_size,
             max_position=state.max_len,
             max_visible=max_visible,
         )
     return tree_batch(
-        token_ids=token_ids,
+        token_ids=taken.token_ids,
         depths=tree.depths,
         bits=tree.ancestor_bits,
-        start=start,
+        start=taken.start,
         first=0,
-        page_table=page_table,
+        page_table=taken.page_table,
         page_size=state.page_size,
         max_position=state.max_len,
         max_visible=max_visible,
@@ -165,23 +150,33 @@ def _rows(
 
 
 def accept(
-    models: StepModels, state: EngineState, slots: Tensor, verified: Verified, variant: Variant
+    models: StepModels,
+    state: EngineState,
+    slots: Tensor,
+    verified: Verified,
+    variant: Variant,
+    allowed: Tensor | None = None,
 ) -> tuple[Accepted | AcceptedPath, Report]:
     """Choose at every row, keep the drafts that were right, and advance the state by them.
+
+    `allowed`, bool [B, R, V], says which tokens a row may choose (engine/grammar); None for all.
 
     A request whose logits were no distribution (NaN, or nothing but -inf) is reported with count 0: the host
     ends it with an error.
     """
-    needs, drafts = variant.needs, verified.drafts
-    plain = needs == Needs.GREEDY and variant.num_top < 0
-    logits = None if plain else models.decoder.logits(verified.hidden)
+    needs, drafts = variant.needs, verified.taken.drafts
+    plain = needs == Needs.GREEDY and variant.num_top < 0 and allowed is None
+    raw_logits = None if plain else models.decoder.logits(verified.hidden)
+    logits = raw_logits
+    if raw_logits is not None and allowed is not None:
+        logits = raw_logits.masked_fill(~allowed, -torch.inf)
     counts, nodes = None, None
     if needs & Needs.SAMPLE and state.draft_probs is not None and logits is not None:
         probs, bad_rows = target_probs(*_chosen_from(logits, state, slots, verified), needs)
-        positions = row_positions(verified.start + 1, probs.shape[1])
+        positions = row_positions(verified.taken.start + 1, probs.shape[1])
         # Greedy rows carry all mass on their argmax, and for them the rule accepts exactly the argmax.
         q = state.draft_probs[slots][:, : variant.num_drafts]
-        tokens, counts = reject_sampled(probs, q, drafts, state.sampling.seeds[slots], positions)
+        tokens, counts = reject_sampled(probs, q, drafts, verified.taken.seeds, positions)
     else:
         if logits is None:
             tokens, bad_rows = greedy_choices(models.decoder, verified.hidden)
@@ -192,10 +187,13 @@ def accept(
             rows = torch.cat((tokens[:, :1], drafts), dim=1)
             tokens, counts, nodes = accept_tree(tokens, rows, verified.tree, state.tree.depth)
             bad_rows = bad_rows.gather(1, nodes)
-    counts, report = dispatch_step.settle(tokens, counts, bad_rows, drafts, slots, verified.start, state.rows)
+    counts, report = dispatch_step.settle(
+        tokens, counts, bad_rows, drafts, slots, verified.taken.start, state.rows
+    )
     logprobs = None
-    if variant.num_top >= 0 and logits is not None:
-        logprobs = raw_logprobs(logits if nodes is None else _at(logits, nodes), tokens, variant.num_top)
+    if variant.num_top >= 0 and raw_logits is not None:
+        rows = raw_logits if nodes is None else _at(raw_logits, nodes)
+        logprobs = raw_logprobs(rows, tokens, variant.num_top)
     accepted = Accepted(tokens, counts) if nodes is None else AcceptedPath(tokens, counts, nodes)
     return accepted, Report(report, logprobs)
 
@@ -203,15 +201,17 @@ def accept(
 def _forced(state: EngineState, slots: Tensor, verified: Verified, choices: Tensor) -> tuple[Tensor, Tensor]:
     """Choices and drafts as they are; in a timing run they agree as was drawn (verify/forced_lossy)."""
     if state.forced_lengths is None:
-        return choices, verified.drafts
-    return force_lossy(choices, verified.drafts, verified.start, slots, state.forced_lengths, verified.tree)
+        return choices, verified.taken.drafts
+    return force_lossy(
+        choices, verified.taken.drafts, verified.taken.start, slots, state.forced_lengths, verified.tree
+    )
 
 
 def _chosen_from(
     logits: Tensor, state: EngineState, slots: Tensor, verified: Verified
 ) -> tuple[Tensor, SamplingState, Tensor, Tensor, Tensor, Tensor]:
     """What the sampler wants to know (engine/sampler.process_logits)."""
-    return logits, state.sampling, slots, verified.drafts, verified.start + 1, state.history
+    return logits, state.sampling, slots, verified.taken.drafts, verified.taken.start + 1, state.history
 
 
 def _at(values: Tensor, nodes: Tensor) -> Tensor:
@@ -231,21 +231,21 @@ def expand(
 
     An accepted path of a tree becomes a chain, in the target's cache and in the features.
     """
-    features = verified.features
+    features, taken = verified.features, verified.taken
     if isinstance(accepted, AcceptedPath):
-        page_table, start = verified.page_table, verified.start
-        move_rows(models.cache, page_table, start, accepted.nodes, accepted.counts, state.max_len)
+        nodes, counts = accepted.nodes, accepted.counts
+        move_rows(models.cache, taken.page_table, taken.start, nodes, counts, state.max_len)
         features = None if features is None else _at(features, accepted.nodes)
     return Committed(
         tokens=accepted.tokens,
         features=features,
-        start=verified.start,
+        start=taken.start,
         counts=accepted.counts,
-        page_table=verified.page_table,
-        history=state.history[slots],
+        page_table=taken.page_table,
+        history=state.history[slots] if reads_history(models.drafter) else state.history[:0],
         max_position=state.max_len,
-        temperature=state.sampling.temperature[slots],
-        seeds=state.sampling.seeds[slots],
+        temperature=taken.temperature,
+        seeds=taken.seeds,
         num_guesses=variant.num_drafts,
     )
 
@@ -268,7 +268,7 @@ def commit(state: EngineState, slots: Tensor, draft: Draft | None) -> None:
         return
     missing = state.num_draft_tokens - draft.tokens.shape[1]
     tokens = functional.pad(draft.tokens, (0, missing), value=-1) if missing else draft.tokens
-    state.drafts[slots] = state.limited(slots, tokens)
+    state.drafts[slots] = tokens
     if draft.parents is not None:
         assert state.draft_parents is not None, "a drafter of trees says so before (TreeBudget)"
         state.draft_parents[slots] = draft.parents
@@ -285,10 +285,12 @@ class Halfway(NamedTuple):
     report: Report
 
 
-def first_half(models: StepModels, state: EngineState, slots: Tensor, variant: Variant) -> Halfway:
+def first_half(
+    models: StepModels, state: EngineState, slots: Tensor, variant: Variant, allowed: Tensor | None = None
+) -> Halfway:
     """Verify and accept."""
     verified = verify(models, state, slots, variant)
-    accepted, report = accept(models, state, slots, verified, variant)
+    accepted, report = accept(models, state, slots, verified, variant, allowed)
     return Halfway(slots, verified, accepted, report)
 
 

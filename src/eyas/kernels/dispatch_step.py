@@ -3,9 +3,20 @@
 from torch import Tensor
 
 from eyas.kernels.dispatch import _twin
+from eyas.kernels.reference import step_expand as _expand
 from eyas.kernels.reference import step_force as _force
+from eyas.kernels.reference import step_move as _move
 from eyas.kernels.reference import step_settle as _settle
+from eyas.kernels.reference import step_take as _take
+from eyas.kernels.reference.step_expand import MaskRow
 from eyas.kernels.reference.step_settle import StateRows
+from eyas.kernels.reference.step_take import Source, Taken
+
+
+def take(slots: Tensor, source: Source, num_drafts: int, max_len: int | None = None) -> Taken:
+    """See eyas.kernels.reference.step_take.take."""
+    out: Taken = _twin(_take, slots).take(slots, source, num_drafts, max_len)
+    return out
 
 
 def force(
@@ -30,3 +41,51 @@ def settle(
         tokens, counts, bad_rows, drafts, slots, start, rows
     )
     return out
+
+
+def expand(
+    tokens: Tensor,
+    counts: Tensor,
+    hidden: Tensor,
+    table: Tensor,
+    embed_norm: Tensor,
+    hidden_norm: Tensor,
+    eps: float,
+    *,
+    mask: MaskRow | None = None,
+    extra: int = 0,
+    normed_residual: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """See eyas.kernels.reference.step_expand.expand."""
+    out: tuple[Tensor, Tensor] = _twin(_expand, hidden).expand(
+        tokens,
+        counts,
+        hidden,
+        table,
+        embed_norm,
+        hidden_norm,
+        eps,
+        mask=mask,
+        extra=extra,
+        normed_residual=normed_residual,
+    )
+    return out
+
+
+def newest(x: Tensor, counts: Tensor, num_rows: int) -> Tensor:
+    """See eyas.kernels.reference.step_expand.newest."""
+    out: Tensor = _twin(_expand, x).newest(x, counts, num_rows)
+    return out
+
+
+def move_nodes(
+    keys: list[Tensor],
+    values: list[Tensor],
+    page_table: Tensor,
+    start: Tensor,
+    nodes: Tensor,
+    counts: Tensor,
+    max_position: int,
+) -> None:
+    """See eyas.kernels.reference.step_move.move_nodes."""
+    _twin(_move, nodes).move_nodes(keys, values, page_table, start, nodes, counts, max_position)

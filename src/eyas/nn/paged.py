@@ -59,7 +59,7 @@ class PagedContext:
         scale: float,
         window: int | None,
     ) -> Tensor:
-        """`attend` for fused rows qkv [T, (H + 2 KV) dh] as they are projected: norm, rotate, cache, attend."""
+        """Norm, rotate, cache and attend fused rows qkv [T, (H + 2 KV) dh], as the projection gives them."""
         batch = self.batch
         return dispatch.rotated_attention(
             qkv,

@@ -7,6 +7,7 @@ from eyas import LLM
 from eyas.core.errors import RequestError
 from eyas.core.sampling import SamplingParams
 from eyas.engine.state import EngineState
+from eyas.kernels.reference.step_take import take
 from fakes import make_drafter
 from tiny import tiny_target
 from tree_fakes import tree_head
@@ -26,8 +27,10 @@ def test_drafts_from_the_limit_on_are_no_drafts():
     )
     state.draft_limit[:2] = torch.tensor([1, 3])
     drafts = torch.tensor([[5, 6, 7], [1, 2, 3], [4, 4, 4]])
-    got = state.limited(torch.tensor([0, 1, 2]), drafts)
-    assert got.tolist() == [[5, -1, -1], [1, 2, 3], [4, 4, 4]]
+    state.drafts[:] = drafts
+    taken = take(torch.tensor([0, 1, 2]), state.source, 3)
+    assert taken.drafts.tolist() == [[5, -1, -1], [1, 2, 3], [4, 4, 4]]
+    assert taken.token_ids[:, 1:].tolist() == [[5, 0, 0], [1, 2, 3], [4, 4, 4]]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

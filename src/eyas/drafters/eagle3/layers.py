@@ -41,16 +41,21 @@ class HeadLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = GatedMLP(size, config.intermediate_size)
 
+    def join(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Layer 0's inputs [..., 2D] and residual [..., D], of embeddings and hidden [..., D].
+
+        The engine makes them in one kernel (kernels/reference/step_expand).
+        """
+        assert self.hidden_norm is not None, "only layer 0 joins"
+        normed: Tensor = self.hidden_norm(hidden)
+        inputs = torch.cat((self.input_layernorm(embeddings), normed), dim=-1)
+        return inputs, normed if self.norm_before_residual else hidden
+
     def forward(
-        self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext
+        self, inputs: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext
     ) -> Tensor:
-        """Embeddings and hidden [..., D] -> [..., D]; layers above 0 read only `hidden`."""
-        inputs, residual = hidden, hidden
-        norm: RMSNorm | None = self.input_layernorm
-        if self.hidden_norm is not None:
-            normed = self.hidden_norm(hidden)
-            residual = normed if self.norm_before_residual else hidden
-            inputs, norm = torch.cat((self.input_layernorm(embeddings), normed), dim=-1), None
+        """Inputs and residual [..., D], of `join` or twice the layer before's output, -> [..., D]."""
+        norm = self.input_layernorm if self.hidden_norm is None else None
         x = self.self_attn(inputs, cos, sin, context, self.index, norm=norm, residual=residual)
         out: Tensor = self.mlp(x, norm=self.post_attention_layernorm, residual=x)
         return out

@@ -17,6 +17,8 @@ from eyas.core.batch import KVLayout
 from eyas.core.errors import HeadMismatchError
 from eyas.drafters.eagle3.layers import HeadLayer
 from eyas.drafters.head_config import HeadConfig
+from eyas.kernels import dispatch_step
+from eyas.kernels.reference.step_expand import MaskRow
 from eyas.nn.attention import AttentionContext
 from eyas.nn.linear import Linear
 from eyas.nn.norm import RMSNorm
@@ -83,11 +85,51 @@ class Eagle3Model(nn.Module):
 
         Returns (normed [..., D], the lm_head's input; feedback [..., D], the next depth's hidden state).
         """
-        cos, sin = self.rotary(positions)
-        for layer in self.layers:
-            hidden = layer(embeddings, hidden, cos, sin, context)
+        hidden = self.run(*self.first.join(embeddings, hidden), positions, context)
         normed: Tensor = self.norm(hidden)
         return normed, normed if self.config.norm_output else hidden
+
+    @property
+    def first(self) -> HeadLayer:
+        """Layer 0."""
+        layer = self.layers[0]
+        assert isinstance(layer, HeadLayer)
+        return layer
+
+    def run(self, inputs: Tensor, residual: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+        """Inputs [..., 2D] and residual [..., D] through all layers: [..., D] before the final norm."""
+        cos, sin = self.rotary(positions)
+        hidden: Tensor = self.first(inputs, residual, cos, sin, context)
+        for layer in self.layers[1:]:
+            hidden = layer(hidden, hidden, cos, sin, context)
+        return hidden
+
+    def expand(
+        self, tokens: Tensor, counts: Tensor, hidden: Tensor, mask: MaskRow | None = None, extra: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Embed and join rows in one kernel: tokens [B, R] beside hidden [B * R, D], as `run` takes them.
+
+        See kernels/reference/step_expand for what counts, mask and extra do.
+        """
+        first = self.first
+        assert first.hidden_norm is not None
+        return dispatch_step.expand(
+            tokens,
+            counts,
+            hidden,
+            self.embed_weight,
+            first.input_layernorm.weight,
+            first.hidden_norm.weight,
+            first.input_layernorm.eps,
+            mask=mask,
+            extra=extra,
+            normed_residual=first.norm_before_residual,
+        )
+
+    def guess(self, hidden: Tensor, index_map: Tensor | None) -> Tensor:
+        """Likeliest target ids [...] of hidden [..., D] before the final norm; no logits are kept."""
+        weight = self.lm_head.weight
+        return self.lm_head.packed.max_linear(hidden, weight, index_map, norm=self.norm)[1]
 
     def logits(self, normed: Tensor) -> Tensor:
         """[..., D] after the final norm -> logits over the draft vocabulary [..., Vd]."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from eyas.core.batch import Committed, Draft
 from eyas.drafters.head_drafter import HeadDrafter
+from eyas.kernels import dispatch_step
 
 
 class Eagle3Drafter(HeadDrafter):
@@ -23,25 +24,26 @@ class Eagle3Drafter(HeadDrafter):
     @torch.no_grad()
     def propose(self, committed: Committed) -> Draft:
         """Guess K tokens; see eyas.drafters.base.Drafter."""
-        normed, feedback = self._newest_row(committed)
-        position, one = committed.start + committed.counts, torch.ones_like(committed.counts)
+        hidden = self._newest_row(committed)
+        num_guesses, one = committed.wanted(self.num_draft_tokens), torch.ones_like(committed.counts)
+        # Positions of the single rows, a depth each.
+        position = torch.arange(num_guesses, device=one.device)[:, None] + (
+            committed.start + committed.counts
+        )
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
-        for depth in range(committed.wanted(self.num_draft_tokens)):
+        for depth in range(num_guesses):
             if depth > 0:
-                batch = self._batch(committed, tokens[-1], position + (depth - 1), one)
-                normed, feedback = self._forward(batch, feedback)
-            guess, q = self._choose(normed.unsqueeze(1), committed, depth)
+                batch = self._batch(committed, tokens[-1], position[depth - 1], one)
+                hidden = self._run(batch, tokens[-1], one, self._feedback(hidden))
+            guess, q = self._choose(hidden.unsqueeze(1), committed, depth)
             tokens.append(guess)
             if q is not None:
                 probs.append(q)
         return Draft(torch.cat(tokens, dim=1), torch.cat(probs, dim=1) if probs else None)
 
-    def _newest_row(self, committed: Committed) -> tuple[Tensor, Tensor]:
-        """Forward 1: extend the cache by the accepted rows; (normed, feedback) [B, D] of the last of them."""
-        num_requests, rows = committed.tokens.shape
+    def _newest_row(self, committed: Committed) -> Tensor:
+        """Forward 1: extend the cache by the accepted rows; the last one of each, [B, D]."""
         batch = self._batch(committed, committed.tokens, committed.start, committed.counts)
-        normed, feedback = self._forward(batch, self._fused(committed).flatten(0, 1))
-        device = committed.tokens.device
-        last = torch.arange(num_requests, device=device) * rows + committed.counts - 1
-        return normed[last], feedback[last]
+        hidden = self._run(batch, committed.tokens, committed.counts, self._fused(committed))
+        return dispatch_step.newest(hidden, committed.counts, 1).squeeze(1)

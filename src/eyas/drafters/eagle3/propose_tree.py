@@ -39,12 +39,11 @@ class Eagle3TreeDrafter(Eagle3Drafter):
     def propose(self, committed: Committed) -> Draft:
         """Guess a tree; see eyas.drafters.base.Drafter."""
         top_k = self.budget.top_k
-        normed, feedback = self._newest_row(committed)
-        normed, feedback = normed.unsqueeze(1), feedback.unsqueeze(1)  # [B, 1, D]: the root is the frontier
+        hidden = self._newest_row(committed).unsqueeze(1)  # [B, 1, D]: the root is the frontier
         pool, frontier = TreePool(), None
         bits: Tensor | None = None
         for depth in range(self.budget.depth):
-            tokens, log_q = self._children(normed)
+            tokens, log_q = self._children(hidden)
             frontier = pool.grow(frontier, tokens, log_q, top_k)
             if depth == self.budget.depth - 1:
                 break
@@ -52,7 +51,8 @@ class Eagle3TreeDrafter(Eagle3Drafter):
             own = torch.arange(depth * top_k, (depth + 1) * top_k, device=tokens.device)
             own_bits = (torch.ones_like(own) << own).expand_as(above)
             bits = own_bits if bits is None else bits.gather(1, above) | own_bits
-            normed, feedback = self._expand(
+            feedback = self._feedback(hidden)
+            hidden = self._expand(
                 committed,
                 tokens.flatten(1).gather(1, frontier.slots),
                 feedback.gather(1, above.unsqueeze(-1).expand(-1, -1, feedback.shape[-1])),
@@ -62,15 +62,17 @@ class Eagle3TreeDrafter(Eagle3Drafter):
         drafts, parents = pool.best(self.budget.num_draft_tokens)
         return Draft(drafts, parents=parents)
 
-    def _children(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+    def _children(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The k most likely target ids below rows [B, W, D], int64 [B, W, k], and their log q."""
-        best = self.model.logits(normed).float().log_softmax(-1).topk(self.budget.top_k, dim=-1)
+        best = (
+            self.model.logits(self.model.norm(hidden)).float().log_softmax(-1).topk(self.budget.top_k, dim=-1)
+        )
         return self.vocab_map.to_target(best.indices), best.values
 
     def _expand(
-        self, committed: Committed, tokens: Tensor, hidden: Tensor, bits: Tensor, depth: int
-    ) -> tuple[Tensor, Tensor]:
-        """Run the frontier of depth + 1: tokens [B, k], hidden [B, k, D] -> (normed, feedback) [B, k, D]."""
+        self, committed: Committed, tokens: Tensor, feedback: Tensor, bits: Tensor, depth: int
+    ) -> Tensor:
+        """Run the frontier of depth + 1: tokens [B, k] beside feedback [B, k, D] -> hidden [B, k, D]."""
         assert self._cache is not None, "bind() comes before the first call"
         batch = tree_batch(
             token_ids=tokens,
@@ -83,5 +85,5 @@ class Eagle3TreeDrafter(Eagle3Drafter):
             max_position=committed.max_position,
             max_visible=self._max_visible,
         )
-        normed, feedback = self._forward(batch, hidden.flatten(0, 1))
-        return normed.view_as(hidden), feedback.view_as(hidden)
+        rows = self._run(batch, tokens, committed.counts, feedback.flatten(0, 1))
+        return rows.view_as(feedback)

@@ -19,6 +19,8 @@ from eyas.core.vocab_map import VocabMap
 from eyas.drafters.choose import Uniform
 from eyas.drafters.head_drafter import HeadDrafter
 from eyas.drafters.peagle.model import PEagleModel
+from eyas.kernels import dispatch_step
+from eyas.kernels.reference.step_expand import MaskRow
 
 
 class PEagleDrafter(HeadDrafter):
@@ -51,31 +53,27 @@ class PEagleDrafter(HeadDrafter):
     @torch.no_grad()
     def propose(self, committed: Committed) -> Draft:
         """Guess K tokens; see eyas.drafters.base.Drafter."""
-        normed = self._guess_rows(committed, committed.wanted(self.num_draft_tokens))
+        hidden = self._guess_rows(committed, committed.wanted(self.num_draft_tokens))
         if self._peagle.markov is not None:
-            logits = self.model.logits(normed)
+            logits = self.model.logits(self.model.norm(hidden))
             return self._peagle.markov.draft(logits, committed, self.vocab_map, self.uniform)
-        guesses, probs = self._choose(normed, committed, 0)
+        guesses, probs = self._choose(hidden, committed, 0)
         return Draft(guesses, probs)
 
     def _guess_rows(self, committed: Committed, num_guesses: int) -> Tensor:
-        """The forward: normed rows [B, num_guesses, D], of which row k guesses depth k + 1."""
+        """The forward: rows [B, num_guesses, D] before the final norm, of which row k guesses depth k + 1."""
         num_requests, rows = committed.tokens.shape
         extra = num_guesses - 1
-        fused, tokens = self._fused(committed), committed.tokens
-        mask_rows = fused.new_zeros(num_requests, extra, fused.shape[-1])
-        fused, tokens = (
-            torch.cat((fused, mask_rows), 1),
-            torch.cat((tokens, tokens.new_zeros(num_requests, extra)), 1),
-        )
-        index = torch.arange(rows + extra, device=tokens.device)
-        real = index < committed.counts[:, None]
-        tokens = torch.where(real, tokens, self._peagle.mask_token_id)
-        hidden = torch.where(real.unsqueeze(-1), fused, self._mask_hidden())
-        batch = self._batch(committed, tokens, committed.start, committed.counts + extra)
-        normed, _ = self._forward(batch, hidden.flatten(0, 1))
-        first = torch.arange(num_requests, device=tokens.device) * (rows + extra) + committed.counts - 1
-        return normed[first[:, None] + torch.arange(num_guesses, device=tokens.device)]
+        # Only its shape is read: the tokens are laid out by `expand`.
+        shape = committed.tokens.new_empty(num_requests, rows + extra)
+        batch = self._batch(committed, shape, committed.start, committed.counts + extra)
+        fused = self._fused(committed)
+        hidden = self._run(batch, committed.tokens, committed.counts, fused, self._mask(), extra)
+        return dispatch_step.newest(hidden, committed.counts, num_guesses)
+
+    def _mask(self) -> MaskRow:
+        model = self._peagle
+        return MaskRow(model.mask_token_id, model.mask_embedding, self._mask_hidden())
 
     @torch.no_grad()
     def _mask_hidden(self) -> Tensor:

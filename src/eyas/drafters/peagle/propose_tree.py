@@ -23,7 +23,8 @@ class PEagleTreeDrafter(PEagleDrafter):
     @torch.no_grad()
     def propose(self, committed: Committed) -> Draft:
         """Guess a tree; see eyas.drafters.base.Drafter."""
-        log_q = self.model.logits(self._guess_rows(committed, self.budget.depth)).float().log_softmax(-1)
+        rows = self._guess_rows(committed, self.budget.depth)
+        log_q = self.model.logits(self.model.norm(rows)).float().log_softmax(-1)
         best = log_q.topk(self.budget.top_k, dim=-1)
         tokens, parents = best_first(
             self.vocab_map.to_target(best.indices), best.values, self.budget.num_draft_tokens

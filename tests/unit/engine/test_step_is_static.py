@@ -1,4 +1,4 @@
-"""What a tree adds to a step reads nothing back to the host: it can stand in a CUDA graph.
+"""A step reads nothing back to the host: it can stand in a CUDA graph.
 
 Attention is left to its own tests (the reference kernel plans on the host); here it answers with zeros.
 """
@@ -8,10 +8,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eyas.core.sampling import SamplingParams
+from eyas.engine import logits_processors
 from eyas.engine.llm import LLM
 from eyas.engine.sampler import Needs
 from eyas.engine.step import Variant, whole
 from eyas.kernels import dispatch
+from fakes import random_head
 from tiny import tiny_target
 from tree_fakes import tree_head
 
@@ -37,16 +39,26 @@ def test_the_guard_notices():
                 wrong(torch.arange(3))
 
 
-@pytest.mark.parametrize("needs", [Needs.GREEDY, Needs.SAMPLE])
+def no_attention(qkv, cos, *_, num_heads, **__):
+    return torch.zeros(qkv.shape[0], num_heads, 2 * cos.shape[-1])
+
+
+@pytest.mark.parametrize("needs", [Needs.GREEDY, Needs.SAMPLE, Needs.SAMPLE | Needs.FILTER | Needs.SHAPE])
+@pytest.mark.parametrize("shape", [None, "4x3x12"], ids=["chain", "tree"])
 @pytest.mark.parametrize("kind", ["eagle3", "peagle"])
-def test_no_step_reads_back(kind, needs, monkeypatch):
+def test_no_step_reads_back(kind, shape, needs, monkeypatch):
     target = tiny_target()
-    llm = LLM(target, tree_head(target, kind, "4x3x12"), max_model_len=64, page_size=4, max_num_seqs=4)
+    drafter = random_head(target, kind, 4) if shape is None else tree_head(target, kind, shape)
+    llm = LLM(target, drafter, max_model_len=64, page_size=4, max_num_seqs=4)
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     llm.generate([[3, 4, 5]], params)
     runner = llm._runner
-    monkeypatch.setattr(dispatch, "paged_attention", lambda queries, *_, **__: torch.zeros_like(queries))
+    monkeypatch.setattr(dispatch, "rotated_attention", no_attention)
+    # The CPU looks at the likeliest tokens first, which CUDA does not.
+    monkeypatch.setattr(logits_processors, "HEAD", 64)
     slots = torch.tensor([0, 1, runner.state.num_slots])
-    with torch.no_grad(), NoReads():
-        report = whole(runner.models, runner.state, slots, Variant(needs, 1024, 12))
-    assert report.rows.shape == (3, 4 + 3)
+    for num_drafts in (llm.num_draft_tokens, 0):
+        with torch.no_grad(), NoReads():
+            report = whole(runner.models, runner.state, slots, Variant(needs, 1024, num_drafts, 2))
+        assert report.rows.shape == (3, (4 if num_drafts else 0) + 3)
+        assert report.logprobs.top.shape == (3, (4 if num_drafts else 0) + 1, 2)
