@@ -12,8 +12,8 @@ import torch
 import transformers
 
 from eyas.core.batch import ForwardBatch
-from eyas.nn.packed import PackedContext
 from eyas.kernels.reference.rows import page_slots
+from eyas.nn.packed import PackedContext
 from eyas.nn.paged import PagedContext, allocate_cache
 from eyas.targets.load import load_target
 
