@@ -19,7 +19,10 @@ def command(
     quiet: Annotated[bool, typer.Option(help="No live display; the log file has everything.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print eyas.json of the head at the end.")] = False,
 ) -> None:
-    """Train a draft head from a recipe; a run that was stopped goes on from its newest checkpoint."""
+    """Train a draft head from a recipe; a run that was stopped goes on from its newest checkpoint.
+
+    On several GPUs: torchrun --nproc-per-node N -m eyas train RECIPE; the recipe means the same.
+    """
     import json
 
     from eyas.config import load_config
@@ -28,10 +31,13 @@ def command(
     from eyas.targets.load import load_target
     from eyas.training.config import TrainConfig
     from eyas.training.display import QuietDisplay, RichDisplay
+    from eyas.training.parallel import World
     from eyas.training.trainer import Trainer
 
     config = load_config(TrainConfig, recipe, [*(overrides or []), *([f"preset={preset}"] if preset else [])])
     store = TokenStore.load(Path(config.data.store))
+    world = World.join(device)
+    device = device if world.device is None else str(world.device)
     dtype = None if config.target.dtype == "auto" else config.target.dtype
     # Unpacked: training multiplies whole batches, which the CPU's decoding layout does not serve.
     target = load_target(config.target.path, **console.device_and_dtype(device, dtype), pack=False)
@@ -47,8 +53,12 @@ def command(
         template_ids=template_ids,
         display=QuietDisplay() if quiet else RichDisplay(),
         evaluate=_evaluator(config, target) if config.decoding.prompts else None,
+        world=world,
     )
     out = trainer.train()
+    world.leave()
+    if not world.is_main:
+        return
     meta = json.loads((out / "eyas.json").read_text(encoding="utf-8"))
     if as_json:
         console.print_json(meta)

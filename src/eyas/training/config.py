@@ -4,9 +4,10 @@ eyas train recipes/train/smollm2-135m-eagle3.yaml data.store=answers/store optim
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
+from eyas.config.dump import to_plain
 from eyas.core.errors import ConfigError
 from eyas.training.losses_chunk import LossKind
 from eyas.training.presets import PRESETS
@@ -197,8 +198,14 @@ class RunSection:
     """Steps between validations; 0 for only at the end."""
     validate_rows: int = 256
     checkpoint_every: int = 500
-    """Steps between checkpoints; 0 for none."""
+    """Steps between checkpoints; 0 for none. A validation better than all before makes one too."""
     keep_checkpoints: int = 2
+    """Newest checkpoints that are kept, beside the best by validation."""
+    write: Literal["last", "best"] = "last"
+    """Which weights become the head: those at the end, or those of the best validation that has a
+    checkpoint."""
+    shard_target: bool = False
+    """With several processes: share the frozen target's layers out among them too."""
     resume: bool = True
     """Go on from the newest checkpoint in `out`, if there is one."""
     compile: bool = False
@@ -232,15 +239,18 @@ class RunSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingSection:
-    """Real decoding with the finished head, beside the simulated acceptance length."""
+    """Real decoding of held-out prompts with the head, beside the simulated acceptance length."""
 
     prompts: tuple[str, ...] = ()
     """JSONL files of prompts; each gets a figure. Empty for none."""
+    every: int = 0
+    """Decode at every so-many-th validation during training; 0 for only at the end."""
     limit: int = 80
     num_draft_tokens: int = 7
     max_new_tokens: int = 256
 
     def __post_init__(self) -> None:
+        _require("every", self.every, self.every >= 0, "0 (off) or a count of validations")
         for name in ("limit", "num_draft_tokens", "max_new_tokens"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
 
@@ -261,6 +271,25 @@ class TrainConfig:
     decoding: DecodingSection = field(default_factory=DecodingSection)
     preset: str | None = None
     """Name of what lies beneath this recipe (training/presets.py)."""
+
+    @staticmethod
+    def section_defaults(kind: str) -> dict[str, dict[str, Any]]:
+        """Plain defaults by section and field, for an objective of `kind`; required fields are left out."""
+        sections = {
+            "data": DataSection,
+            "head": HeadSection,
+            "loss": LossSection,
+            "optim": OptimSection,
+            "objective": PEagleSection if kind == "peagle" else Eagle3Section,
+        }
+        return {
+            name: {
+                item.name: to_plain(item.default)
+                for item in fields(section)
+                if item.default is not MISSING and item.name != "kind"
+            }
+            for name, section in sections.items()
+        }
 
     def __post_init__(self) -> None:
         mask = self.head.mask_token_id

@@ -1,6 +1,7 @@
 """AdamW, its learning rate over a run, and the moving average of the weights."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -39,9 +40,13 @@ def learning_rate(progress: float, config: OptimSection) -> float:
 
 
 class MovingAverage:
-    """Exponential moving average of parameters; early on it averages over the steps there were."""
+    """Exponential moving average of weights; early on it averages over the steps there were.
 
-    def __init__(self, parameters: list[nn.Parameter], decay: float) -> None:
+    `parameters` are what the optimizer changes in place: this process's parts of them, where they are shared
+    out.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], decay: float) -> None:
         self.parameters, self.decay = parameters, decay
         self.shadow = [parameter.detach().clone() for parameter in parameters]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eyas.core.vocab_map import VocabMap
-from eyas.data.loader import Batch
+from eyas.data.loader import Batch, slice_rows
 from eyas.drafters.eagle3.model import Eagle3Model
 from eyas.drafters.peagle.model import PEagleModel
 from eyas.targets.base import Target
@@ -20,6 +20,7 @@ from eyas.training.losses_chunk import chunk_loss
 from eyas.training.objectives.base import Objective
 from eyas.training.rows import DraftRows, draft_rows, shift_features, teacher_rows
 from eyas.training.slots import Slots, guess_index, previous_tokens
+from eyas.training.timing import Clock
 
 
 @dataclass(slots=True)
@@ -44,6 +45,22 @@ class Prepared:
     bound: int
     """Bound of the supervised slots, known on the host."""
 
+    def part(self, begin: int, end: int, bound: int) -> "Prepared":
+        """Rows begin .. end - 1 of it, whose supervised slots are at most `bound`."""
+        batch, rows, slots = (_rows(value, begin, end) for value in (self.batch, self.rows, self.slots))
+        return Prepared(batch, rows, slots, bound)
+
+
+def _rows(value: Any, begin: int, end: int) -> Any:
+    """Rows of every tensor [B, n, ...] in (nested) tuples and batches; what is not by row stays."""
+    if isinstance(value, Batch):
+        return slice_rows(value, begin, end)
+    if isinstance(value, Tensor):
+        return value[begin:end] if value.ndim > 1 else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_rows(item, begin, end) for item in value))
+    return value
+
 
 class TrainStep:
     """Everything that a step needs, with the compiled functions if they are wanted."""
@@ -66,6 +83,7 @@ class TrainStep:
         self.teacher_weight = target.decoder.lm_head_weight[vocab_map.target_ids.to(device)].detach()
         all_ids = torch.arange(vocab_map.vocab_size, device=device)
         self.draft_ids = vocab_map.to(device).draft_ids(all_ids)
+        self.clock = Clock(device)
         self.depth_weights = torch.tensor(objective.depth_weights, device=device)
         self._capture: Any = compile_fixed(capture) if compiled else capture
         self._forward: Any = compile_fixed(self._draft) if compiled else self._draft
@@ -163,8 +181,10 @@ class TrainStep:
             reach=self._reach(slots, n, answers, chosen),
         )
         loss = loss / normaliser.clamp(min=1)
+        self.clock.lap("forward")
         if backward:
             torch.autograd.backward(loss)
+        self.clock.lap("backward")
         depths = slots.depths.expand_as(slots.supervised).flatten()
         zero = torch.zeros(self.objective.num_depths, device=weights.device)
         counts = zero.index_add(0, depths, slots.supervised.flatten().float())

@@ -5,54 +5,58 @@
     out/training_log.jsonl                         a record every log_every steps and at validations
     out/checkpoints/                               see checkpoint.py
 
-A step is: prepare `accumulation` batches (slots chosen, so the number of supervised slots is known), run
-each, clip, update. The host reads values back only when it logs.
+A step is: prepare this process's share of `accumulation` batches (slots chosen, so the number of supervised
+slots is known), run each, clip, update. The host reads values back only when it logs. With several
+processes (parallel.py) all of them compute, and rank 0 writes.
 """
 
-import math
 import platform
+import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from eyas import __version__
 from eyas.config import dump_config
 from eyas.config.dump import to_plain
-from eyas.core.errors import DataError, EyasError
+from eyas.core.errors import ConfigError, DataError, EyasError
 from eyas.data.files import write_bytes
 from eyas.data.loader import Batch, LoaderState, RowLoader, pack_rows, split_documents
 from eyas.data.store import TokenStore
 from eyas.data.vocab_count import count_tokens
-from eyas.drafters.artifact import save_head
+from eyas.drafters.artifact import make_model, save_head
+from eyas.drafters.eagle3.model import Eagle3Model
 from eyas.targets.base import Target
 from eyas.training.build import build_head, describe, make_objective
-from eyas.training.checkpoint import RunState, fingerprint, list_checkpoints, load_checkpoint, save_checkpoint
+from eyas.training.checkpoint import (
+    RunState,
+    best_checkpoint,
+    check_space,
+    clean,
+    fingerprint,
+    list_checkpoints,
+    load_checkpoint,
+    load_weights,
+    save_checkpoint,
+)
 from eyas.training.config import TrainConfig
 from eyas.training.display import Display, Log, QuietDisplay
+from eyas.training.flops import Work, count_work, step_flops
 from eyas.training.optim import MovingAverage, learning_rate, make_optimizer
+from eyas.training.parallel import World, shares
 from eyas.training.rows import draft_rows
-from eyas.training.step import StepResult, TrainStep
+from eyas.training.step import Prepared, TrainStep
+from eyas.training.timing import gemm_rate
 from eyas.training.validate import measure
+from eyas.training.window import Window
 
 Evaluate = Callable[[Path], dict[str, Any]]
 """Real decoding with the head in a folder; its result goes to eyas.json. Handed in: no engine here."""
-
-
-@dataclass(slots=True)
-class _Window:
-    """Sums since the last log record."""
-
-    loss: Tensor
-    hits: Tensor
-    counts: Tensor
-    steps: int = 0
-    tokens: int = 0
-    started: float = field(default_factory=time.monotonic)
 
 
 class Trainer:
@@ -67,10 +71,19 @@ class Trainer:
         template_ids: frozenset[int] = frozenset(),
         display: Display | None = None,
         evaluate: Evaluate | None = None,
+        world: World | None = None,
     ) -> None:
         self.config, self.target, self.store = config, target, store
-        self.display, self.evaluate = display or QuietDisplay(), evaluate
+        self.world = world or World()
+        self.display = display if display is not None and self.world.is_main else QuietDisplay()
+        self.evaluate = evaluate
         self.out = Path(config.run.out)
+        self.shares = shares(
+            self.world.rank,
+            self.world.size,
+            accumulation=config.run.accumulation,
+            batch_rows=config.run.batch_rows,
+        )
         if int(store.manifest["vocab_size"]) != target.config.vocab_size:
             raise DataError(
                 f"{config.data.store}: made for a vocabulary of {store.manifest['vocab_size']}, "
@@ -79,9 +92,14 @@ class Trainer:
         self.counts = count_tokens(store)
         self.objective = make_objective(config.objective)
         self.model, self.vocab_map, self.coverage = build_head(config, target, self.counts, template_ids)
+        self.facts = describe(self.model, self.coverage)
+        self.world.shard(self.model)
+        if config.run.shard_target:
+            self.world.shard_target(target.decoder)
         self.parameters: list[nn.Parameter] = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(self.parameters, config.optim)
-        self.average = MovingAverage(self.parameters, config.optim.ema) if config.optim.ema else None
+        local = [self.world.local(parameter) for parameter in self.parameters]
+        self.average = MovingAverage(local, config.optim.ema) if config.optim.ema else None
         training, held_out = split_documents(store, config.data.held_out)
         self.loader = RowLoader(
             store,
@@ -109,6 +127,8 @@ class Trainer:
         """Seconds of this leg's first step: compilation, which a schedule by time must not follow."""
         self._supervised: tuple[int, list[int]] = (-1, [])
         self._last_validation: dict[str, Any] = {}
+        self._num_validations, self._best_al = 0, 0.0
+        self._gemm_rate = 0.0
 
     def _autocast(self) -> torch.dtype | None:
         wanted = self.config.run.precision
@@ -129,15 +149,12 @@ class Trainer:
         """Run to the end of the recipe (or on from the newest checkpoint); returns the head's folder."""
         run, identity = self.config.run, fingerprint(to_plain(self.config), self.store.manifest["hash"])
         checkpoints = self.out / "checkpoints"
-        found = list_checkpoints(checkpoints) if run.resume else []
-        if found:
-            self.state = load_checkpoint(
-                found[-1], model=self.model, optimizer=self.optimizer, average=self.average, identity=identity
-            )
-            self.loader.state = LoaderState(self.state.epoch, self.state.batch)
-        log = Log(self.out, self.config, after_step=self.state.step)
-        write_bytes(self.out / "recipe.yaml", dump_config(self.config).encode())
+        self._resume(checkpoints, identity)
+        log = Log(self.out, self.config, after_step=self.state.step) if self.world.is_main else None
+        if log is not None:
+            write_bytes(self.out / "recipe.yaml", dump_config(self.config).encode())
         self.display.start(self._header())
+        self._gemm_rate = gemm_rate(self.target.device, self._autocast() or torch.float32)
         self._started = time.monotonic() - self.state.seconds
         window = self._new_window()
         try:
@@ -147,21 +164,48 @@ class Trainer:
                 if step % run.log_every == 0:
                     self._record(log, self._summary(window))
                     window = self._new_window()
-                if run.validate_every and step % run.validate_every == 0:
-                    self._validate(log)
-                if run.checkpoint_every and step % run.checkpoint_every == 0:
-                    self._checkpoint(checkpoints, identity)
+                better = bool(run.validate_every) and step % run.validate_every == 0 and self._validate(log)
+                if run.checkpoint_every and (better or step % run.checkpoint_every == 0):
+                    self._checkpoint(checkpoints, identity, window)
             if window.steps:
                 self._record(log, self._summary(window))
-            if run.checkpoint_every:
-                self._checkpoint(checkpoints, identity)
+                window = self._new_window()
             if self._last_validation.get("step") != self.state.step:
                 self._validate(log)
-            return self._finish(log)
+            if run.checkpoint_every:
+                self._checkpoint(checkpoints, identity, window)
+            return self._finish(log, checkpoints)
         finally:
             self.display.stop()
-            log.close()
+            if log is not None:
+                log.close()
             self.loader.close()
+
+    def _resume(self, checkpoints: Path, identity: dict[str, Any]) -> None:
+        """Go on from the newest checkpoint; see that those of this run will fit."""
+        run, found = self.config.run, list_checkpoints(checkpoints)
+        if found and not run.resume:
+            raise ConfigError(
+                f"{checkpoints} holds checkpoints of an earlier run, and run.resume is off: use another "
+                "run.out, or remove them"
+            )
+        if self.world.is_main and run.checkpoint_every:
+            clean(checkpoints)
+            check_space(
+                checkpoints, self.parameters, averaged=self.average is not None, keep=run.keep_checkpoints
+            )
+        if found:
+            self.state = load_checkpoint(
+                found[-1],
+                model=self.model,
+                optimizer=self.optimizer,
+                average=self.average,
+                identity=identity,
+                world=self.world,
+            )
+            self.loader.state = LoaderState(self.state.epoch, self.state.batch)
+            best = best_checkpoint(checkpoints)
+            self._best_al = best[1] if best else 0.0
 
     @property
     def seconds(self) -> float:
@@ -182,7 +226,8 @@ class Trainer:
         if run.schedule_by == "time":
             assert run.max_minutes is not None
             startup = self._startup or 0.0
-            return (self.seconds - startup) / max(60 * run.max_minutes - startup, 1e-9)
+            passed = (self.seconds - startup) / max(60 * run.max_minutes - startup, 1e-9)
+            return self.world.agree(passed)
         assert self.total_steps is not None
         return self.state.step / self.total_steps
 
@@ -190,35 +235,28 @@ class Trainer:
         run = self.config.run
         if self.total_steps is not None and self.state.step >= self.total_steps:
             return True
-        return run.max_minutes is not None and self.seconds >= 60 * run.max_minutes
+        return run.max_minutes is not None and self.world.agree(self.seconds) >= 60 * run.max_minutes
 
-    def _one_step(self, window: _Window) -> None:
-        run, began = self.config.run, self.seconds
+    def _one_step(self, window: Window) -> None:
+        run, began, clock = self.config.run, self.seconds, self.step.clock
+        clock.start()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self._next_progress(), self.config.optim)
-        prepared = []
-        for micro in range(run.accumulation):
-            place = self.loader.state.batch * run.batch_rows
-            per_row = self._supervised_rows(self.loader.state.epoch)
-            batch = self.loader.next()
-            seed = (run.seed * 1_000_003 + self.state.step) * 1_009 + micro
-            prepared.append(
-                self.step.prepare(
-                    batch,
-                    per_row[place : place + run.batch_rows],
-                    seed=seed,
-                    max_supervised=_round_up(max(per_row), 32),
-                )
-            )
-        normaliser = torch.stack([self.step.normaliser(item) for item in prepared]).sum()
-        for item in prepared:
-            self._add(window, self.step.run(item, normaliser))
-        torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optim.clip)
+        prepared = self._prepare()
+        counted = [self.step.normaliser(item) for item in prepared]
+        normaliser = self.world.sum(torch.stack(counted).sum())
+        clock.lap("data")
+
+        def run_all() -> None:
+            for item in prepared:
+                window.add(self.step.run(item, normaliser), count_work(item.rows, item.slots))
+
+        self.world.backward(run_all, self.parameters)
+        clock.lap("backward")
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optim.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         tokens = run.accumulation * run.batch_rows * self.config.data.seq_len
-        window.steps += 1
-        window.tokens += tokens
         self.state = RunState(
             self.state.step + 1,
             self.loader.state.epoch,
@@ -230,6 +268,28 @@ class Trainer:
             self._startup = self.seconds - began
         if self.average is not None:
             self.average.update(self.state.step)
+        window.close_step(tokens, self.world.whole(norm))
+        clock.lap("optimizer")
+
+    def _prepare(self) -> list[Prepared]:
+        """This process's part of the step's batches; the loader moves past all of them."""
+        run, mine, prepared = self.config.run, {share.micro: share for share in self.shares}, []
+        for micro in range(run.accumulation):
+            place = self.loader.state.batch * run.batch_rows
+            per_row = self._supervised_rows(self.loader.state.epoch)
+            batch, share = self.loader.next(), mine.get(micro)
+            if share is None:
+                continue
+            counts = per_row[place : place + run.batch_rows]
+            seed = (run.seed * 1_000_003 + self.state.step) * 1_009 + micro
+            # Slots are drawn for the whole batch, so that they are the same for any number of processes.
+            whole = self.step.prepare(batch, counts, seed=seed, max_supervised=_round_up(max(per_row), 32))
+            if share.end - share.begin == run.batch_rows:
+                prepared.append(whole)
+                continue
+            bound = self.objective.bound(counts[share.begin : share.end])
+            prepared.append(whole.part(share.begin, share.end, bound))
+        return prepared
 
     def _next_progress(self) -> float:
         """Progress in the middle of the coming step by steps; now, by time."""
@@ -247,49 +307,50 @@ class Trainer:
 
     # -- records ----------------------------------------------------------------------------------------
 
-    def _new_window(self) -> _Window:
-        device = self.target.device
-        zero = torch.zeros(self.objective.num_depths, device=device)
-        return _Window(torch.zeros((), device=device, dtype=torch.float64), zero, zero.clone())
+    def _new_window(self) -> Window:
+        return Window(self.objective.num_depths, self.target.device, self.step.clock)
 
-    @staticmethod
-    def _add(window: _Window, result: StepResult) -> None:
-        window.loss += result.loss
-        window.hits += result.hits
-        window.counts += result.counts
-
-    def _summary(self, window: _Window) -> dict[str, Any]:
-        loss = float(window.loss) / window.steps
-        if not math.isfinite(loss):
+    def _check_finite(self, window: Window) -> None:
+        if not window.finite(self.world):
             raise EyasError(
-                f"the loss is {loss} at step {self.state.step}; lower optim.lr. The newest checkpoint in "
-                f"{self.out / 'checkpoints'} is from before"
+                f"the loss or its gradient is not a number at step {self.state.step}; lower optim.lr. The "
+                f"newest checkpoint in {self.out / 'checkpoints'} is from before"
             )
-        accuracy = (window.hits / window.counts.clamp(min=1)).tolist()
+
+    def _summary(self, window: Window) -> dict[str, Any]:
+        self._check_finite(window)
+        summary = window.summary(self.world)
+        flops = step_flops(Work(*summary.pop("work")), self.model.config, self.target.config)
         return {
             "kind": "train",
             "step": self.state.step,
             "epoch": self.state.epoch,
             "seconds": round(self.seconds, 2),
             "tokens": self.state.tokens,
-            "loss": loss,
-            "accuracy": [round(share, 4) for share in accuracy],
+            **summary,
             "lr": self.optimizer.param_groups[0]["lr"],
-            "tokens_per_second": round(window.tokens / (time.monotonic() - window.started), 1),
+            "utilisation": round(flops / (self._gemm_rate * self.world.size), 4),
         }
 
-    def _record(self, log: Log, record: dict[str, Any]) -> None:
-        log.write(record)
-        self.display.update(min(self.progress(), 1.0), record)
+    def _record(self, log: Log | None, record: dict[str, Any]) -> None:
+        progress = min(self.progress(), 1.0)
+        if log is not None:
+            log.write(record)
+            self.display.update(progress, record)
 
-    def _validate(self, log: Log) -> None:
+    def _validate(self, log: Log | None) -> bool:
+        """Measure acceptance, simulated and every so often decoded; whether it is better than ever before."""
         if self.validation is None:
-            return
+            return False
         if self.average is not None:
             self.average.swap()
         try:
             rows = min(8, self.config.run.batch_rows)
-            count = measure(self.step, self.vocab_map, self.validation, batch_rows=rows)
+            with self.world.gathered():
+                count = measure(self.step, self.vocab_map, self.validation, batch_rows=rows, world=self.world)
+            self._num_validations += 1
+            every = self.config.decoding.every
+            decoded = self._decode() if every and self._num_validations % every == 0 else None
         finally:
             if self.average is not None:
                 self.average.swap()
@@ -301,9 +362,29 @@ class Trainer:
             "reached": count.reached,
             "simulated_al": round(count.simulated_al, 4),
         }
+        if decoded is not None:
+            self._last_validation["decoded"] = decoded
+        self.state = replace(self.state, validated=count.simulated_al)
         self._record(log, self._last_validation)
+        better, self._best_al = count.simulated_al > self._best_al, max(count.simulated_al, self._best_al)
+        return better
 
-    def _checkpoint(self, folder: Path, identity: dict[str, Any]) -> None:
+    def _decode(self) -> dict[str, Any] | None:
+        """Real decoding with the present weights, on rank 0 while the others wait."""
+        plain = self._plain_model()
+        result = None
+        if self.world.is_main and self.evaluate is not None:
+            folder = self.out / ".decoding"
+            try:
+                self._save(plain, {}, folder)
+                result = self.evaluate(folder)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+        self.world.wait()
+        return result
+
+    def _checkpoint(self, folder: Path, identity: dict[str, Any], window: Window) -> None:
+        self._check_finite(window)
         save_checkpoint(
             folder,
             model=self.model,
@@ -312,6 +393,7 @@ class Trainer:
             state=self.state,
             identity=identity,
             keep=self.config.run.keep_checkpoints,
+            world=self.world,
         )
 
     def _header(self) -> dict[str, Any]:
@@ -320,7 +402,7 @@ class Trainer:
             "target": self.target.identity.name,
             "preset": self.config.preset,
             "objective": to_plain(self.config.objective),
-            "head": {**to_plain(self.config.head), **describe(self.model, self.coverage)},
+            "head": {**to_plain(self.config.head), **self.facts},
             "data": {
                 **to_plain(self.config.data),
                 **{key: manifest[key] for key in ("num_documents", "num_tokens", "num_supervised", "hash")},
@@ -337,8 +419,11 @@ class Trainer:
 
     # -- the end ----------------------------------------------------------------------------------------
 
-    def _finish(self, log: Log) -> Path:
-        if self.average is not None:
+    def _finish(self, log: Log | None, checkpoints: Path) -> Path:
+        best = best_checkpoint(checkpoints) if self.config.run.write == "best" else None
+        if best is not None:
+            load_weights(best[0], self.model, self.world, averaged=self.average is not None)
+        elif self.average is not None:
             self.average.swap()
         meta = {
             **self._header(),
@@ -350,6 +435,7 @@ class Trainer:
                 "tokens": self.state.tokens,
                 "seconds": round(self.seconds, 1),
                 "device": _device_name(self.target.device),
+                "processes": self.world.size,
             },
             "versions": {
                 "eyas": __version__,
@@ -357,18 +443,36 @@ class Trainer:
                 "python": platform.python_version(),
             },
         }
+        if best is not None:
+            meta["training"]["weights_of"] = {"checkpoint": best[0].name, "simulated_al": round(best[1], 4)}
         del meta["target"], meta["decoding"]
-        self._save(meta)
+        plain = self._plain_model()
+        if log is None:
+            return self.out
+        self._save(plain, meta, self.out)
         if self.evaluate is not None:
             meta["decoding"] = self.evaluate(self.out)
             log.write({"kind": "decoding", "step": self.state.step, "result": meta["decoding"]})
-            self._save(meta)
+            self._save(plain, meta, self.out)
         return self.out
 
-    def _save(self, meta: dict[str, Any]) -> None:
+    def _plain_model(self) -> Eagle3Model:
+        """The head with whole weights; with several processes a copy, made only on rank 0. All must call."""
+        if self.world.size == 1:
+            return self.model
+        whole = {name: self.world.whole(parameter) for name, parameter in self.model.named_parameters()}
+        if not self.world.is_main:
+            return self.model
+        plain = make_model(self.model.config, self.target.decoder.embed_tokens.weight).float()
+        with torch.no_grad():
+            for name, parameter in plain.named_parameters():
+                parameter.copy_(whole[name])
+        return plain
+
+    def _save(self, model: Eagle3Model, meta: dict[str, Any], folder: Path) -> None:
         save_head(
-            self.out,
-            self.model,
+            folder,
+            model,
             self.vocab_map,
             meta=meta,
             identity=self.target.identity,

@@ -8,17 +8,23 @@ from eyas.core.vocab_map import VocabMap
 from eyas.data.loader import Batch, slice_rows
 from eyas.training.capture import capture
 from eyas.training.metrics import AcceptanceCount, on_grid
+from eyas.training.parallel import World
 from eyas.training.rows import draft_rows, shift_features, teacher_rows
 from eyas.training.slots import guess_index
 from eyas.training.step import TrainStep
 
 
 @torch.no_grad()
-def measure(step: TrainStep, vocab_map: VocabMap, rows: Batch, *, batch_rows: int) -> AcceptanceCount:
-    """Acceptance by depth over packed held-out rows, `batch_rows` at a time."""
+def measure(
+    step: TrainStep, vocab_map: VocabMap, rows: Batch, *, batch_rows: int, world: World | None = None
+) -> AcceptanceCount:
+    """Acceptance by depth over packed held-out rows, `batch_rows` at a time, shared out among ranks."""
+    world = world or World()
     count = AcceptanceCount(step.objective.num_depths)
-    for begin in range(0, rows.ids.shape[0], batch_rows):
+    for begin in range(world.rank * batch_rows, rows.ids.shape[0], world.size * batch_rows):
         _measure_batch(step, vocab_map, slice_rows(rows, begin, begin + batch_rows), count)
+    sums = world.sum(torch.tensor([count.reached, count.right], device=rows.ids.device))
+    count.reached, count.right = sums.tolist()
     return count
 
 

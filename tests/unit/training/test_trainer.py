@@ -1,10 +1,6 @@
 """The trainer end to end on a tiny target: it learns, resumes exactly, saves what it trained."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -297,40 +293,3 @@ def test_the_clock_ends_a_run_and_drives_the_schedule(world, tmp_path):
     records = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
     rates = [r["lr"] for r in records if r["kind"] == "train"]
     assert 0 <= rates[-1] < max(rates)
-
-
-CHILD = """
-import sys, os, pathlib
-sys.path[:0] = {paths!r}
-from test_trainer import recipe
-from tiny import tiny_target
-from eyas.data.store import TokenStore
-from eyas.training.trainer import Trainer
-store = TokenStore.load(pathlib.Path({store!r}))
-config = recipe({out!r}, "peagle", max_steps=40, log_every=1, checkpoint_every=4)
-Trainer(config, tiny_target(), store).train()
-"""
-
-
-@pytest.mark.slow
-def test_kill_9_and_resume_gives_the_same_head(tmp_path):
-    target = tiny_target()
-    store_folder = tmp_path / "store"
-    store = greedy_store(store_folder, target)
-    here = Path(__file__).parent
-    code = CHILD.format(
-        paths=[str(here), str(here.parents[1])], store=str(store_folder), out=str(tmp_path / "cut")
-    )
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    child = subprocess.Popen([sys.executable, "-c", code], env=environment)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not list((tmp_path / "cut").glob("checkpoints/step-*")):
-        time.sleep(0.05)
-    child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
-    config = recipe(tmp_path / "cut", "peagle", max_steps=40, log_every=1, checkpoint_every=4)
-    Trainer(config, target, store).train()
-    Trainer(replace(config, run=replace(config.run, out=str(tmp_path / "whole"))), target, store).train()
-    assert [s for s, _ in losses(tmp_path / "cut")] == list(range(1, 41))
-    cut, whole = dict(losses(tmp_path / "cut")), dict(losses(tmp_path / "whole"))
-    assert cut == pytest.approx(whole, rel=1e-5)

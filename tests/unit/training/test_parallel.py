@@ -1,0 +1,111 @@
+"""One run on one process and on two (gloo, CPU): the same loss curve, the same head, the same after a
+kill."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from parallel_child import configure
+from safetensors.torch import load_file
+from test_trainer import greedy_store, losses
+
+from eyas.core.errors import ConfigError
+from eyas.training.parallel import Share, World, shares
+from eyas.training.trainer import Trainer
+from tiny import tiny_target
+
+HERE = Path(__file__).parent
+NEVER = 10**6
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Folder of a store, and the store."""
+    folder = tmp_path_factory.mktemp("store")
+    return folder, greedy_store(folder, tiny_target())
+
+
+def torchrun(processes, out, kind, store, *, stop_at=NEVER, **run):
+    """Exit status of the child on so many processes."""
+    paths = os.pathsep.join([str(HERE), str(HERE.parents[1])])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command += [str(HERE / "parallel_child.py"), str(out), kind, str(store), str(stop_at)]
+    command += [f"{key}={value}" for key, value in run.items()]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    return done.returncode, done.stderr
+
+
+def test_a_step_is_shared_out_whole():
+    assert shares(1, 2, accumulation=4, batch_rows=3) == [Share(1, 0, 3), Share(3, 0, 3)]
+    assert shares(1, 2, accumulation=1, batch_rows=8) == [Share(0, 4, 8)]
+    for size in (1, 2, 4):
+        parts = [share for rank in range(size) for share in shares(rank, size, accumulation=4, batch_rows=4)]
+        rows = sorted((s.micro, row) for s in parts for row in range(s.begin, s.end))
+        assert rows == [(micro, row) for micro in range(4) for row in range(4)]
+    with pytest.raises(ConfigError, match=r"batch_rows=3 and run.accumulation=1: one of them .* 2 processes"):
+        shares(0, 2, accumulation=1, batch_rows=3)
+
+
+def test_alone_everything_is_a_plain_call():
+    world, calls = World(), []
+    world.backward(lambda: calls.append(1), [])
+    weight = torch.nn.Parameter(torch.randn(3))
+    assert calls == [1]
+    assert world.is_main
+    assert world.agree(0.5) == 0.5
+    assert torch.equal(world.whole(weight), weight.detach())
+    assert world.local(weight).data_ptr() == weight.data_ptr()
+    assert torch.equal(world.cut(torch.ones(3), weight), torch.ones(3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "accumulation"), [("eagle3", 1), ("peagle", 2)])
+def test_two_processes_equal_one(kind, accumulation, data, tmp_path):
+    """Rows of a batch, or batches of a step, on two ranks; a mean taken for a sum would show at step 2."""
+    folder, store = data
+    one = configure(tmp_path / "one", kind, accumulation=accumulation)
+    Trainer(one, tiny_target(), store).train()
+    status, text = torchrun(2, tmp_path / "two", kind, folder, accumulation=accumulation)
+    assert status == 0, text[-3000:]
+    single, double = dict(losses(tmp_path / "one")), dict(losses(tmp_path / "two"))
+    assert list(double) == list(range(1, 9))
+    assert double == pytest.approx(single, rel=2e-5)
+    heads = [load_file(tmp_path / name / "model.safetensors") for name in ("one", "two")]
+    for name, tensor in heads[0].items():
+        torch.testing.assert_close(heads[1][name], tensor, rtol=1e-3, atol=1e-4)
+    validations = [read(tmp_path / name)["validation"]["reached"] for name in ("one", "two")]
+    assert validations[0] == validations[1]
+    assert read(tmp_path / "two")["training"]["processes"] == 2
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_with_another_number_of_processes(data, tmp_path):
+    """Two processes, killed; then one, stopped; then two again: the loss curve of an undisturbed run."""
+    folder, store = data
+    whole = configure(tmp_path / "whole", "peagle")
+    Trainer(whole, tiny_target(), store).train()
+    status, _ = torchrun(2, tmp_path / "cut", "peagle", folder, stop_at=4)
+    assert status != 0
+    alone = Trainer(configure(tmp_path / "cut", "peagle"), tiny_target(), store)
+    run_step = alone.step.run
+
+    def run_or_stop(*args, **kwargs):
+        if alone.state.step == 6:
+            raise KeyboardInterrupt
+        return run_step(*args, **kwargs)
+
+    alone.step.run = run_or_stop
+    with pytest.raises(KeyboardInterrupt):
+        alone.train()
+    status, text = torchrun(2, tmp_path / "cut", "peagle", folder)
+    assert status == 0, text[-3000:]
+    assert dict(losses(tmp_path / "cut")) == pytest.approx(dict(losses(tmp_path / "whole")), rel=2e-5)
+
+
+def read(out):
+    return json.loads((out / "eyas.json").read_text())
