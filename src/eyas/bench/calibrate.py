@@ -13,12 +13,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 from eyas.bench.calibrate_choose import Choice, Shape, chain_lengths, choose, estimates
 from eyas.bench.step_clock import Stopwatch
 from eyas.bench.step_models import DrafterSource
 from eyas.bench.step_rig import make_rig
+from eyas.core.device import device_name
 from eyas.core.errors import ConfigError
 from eyas.core.sampling import SamplingParams
 from eyas.core.tree import TreeBudget
@@ -81,6 +80,8 @@ class Calibration:
     timings: dict[int, dict[Shape, Timing]] = field(default_factory=dict)
     rates: dict[int, dict[Shape, float]] = field(default_factory=dict)
     """Estimated tokens a second."""
+    plain: dict[int, float] = field(default_factory=dict)
+    """Tokens a second of plain decoding, without a drafter."""
 
     @property
     def choices(self) -> list[Choice]:
@@ -94,15 +95,24 @@ class Calibration:
             # A chain's time where a chain and a tree have as many rows.
             rows = {s.k + 1: t.verify_ms for s, t in timings.items() if s.tree is not None}
             rows |= {s.k + 1: t.verify_ms for s, t in timings.items() if s.tree is None}
-            verify[str(batch)] = {str(count): rows[count] for count in sorted(rows)}
+            verify[str(batch)] = {str(count): round(rows[count], 4) for count in sorted(rows)}
         return {
             "device": self.device,
             "dtype": self.dtype,
-            "by_batch": [asdict(choice) for choice in self.choices],
+            "by_batch": [
+                asdict(choice)
+                | {
+                    "tokens_per_second": round(choice.tokens_per_second, 1),
+                    "speedup": round(choice.tokens_per_second / self.plain[choice.max_batch], 3),
+                }
+                for choice in self.choices
+            ],
             "verify_ms": verify,
             "context": self.context,
-            "acceptance_by_depth": self.acceptance_by_depth,
-            "tree_acceptance_length": {str(shape.tree): al for shape, al in self.tree_lengths.items()},
+            "acceptance_by_depth": [round(share, 4) for share in self.acceptance_by_depth],
+            "tree_acceptance_length": {
+                str(shape.tree): round(length, 4) for shape, length in self.tree_lengths.items()
+            },
         }
 
 
@@ -119,7 +129,8 @@ def calibrate(
         raise ConfigError("prompts: at least one is needed to measure what is accepted")
     shapes = options.shapes
     trees = [shape for shape in shapes if shape.tree is not None]
-    total, done = len(trees) + 1 + len(options.batch_sizes) * len(shapes), 0
+    batch_sizes = sorted(set(options.batch_sizes))
+    total, done = len(trees) + 1 + len(batch_sizes) * (len(shapes) + 1), 0
 
     def tick(what: str) -> None:
         nonlocal done
@@ -134,17 +145,20 @@ def calibrate(
         tick(f"decoding with {_name(shape)}")
         tree_lengths[shape] = 1.0 + sum(_decode(target, source, shape, prompts_ids, options))
     found = Calibration(
-        device=_device_name(target.device),
+        device=device_name(target.device),
         dtype=str(target.dtype).removeprefix("torch."),
         context=options.context,
         acceptance_by_depth=by_depth,
         tree_lengths=tree_lengths,
     )
-    for batch in sorted(set(options.batch_sizes)):
+    for batch in batch_sizes:
+        tick(f"batch {batch}, plain")
+        found.plain[batch] = 1e3 * batch / _time(target, None, batch, options).step_ms
         timings = found.timings[batch] = {}
         for shape in shapes:
             tick(f"batch {batch}, {_name(shape)}")
-            timings[shape] = _time(target, source, shape, batch, options)
+            drafter = _drafter(source, shape)
+            timings[shape] = _time(target, drafter, batch, options, keep_only=shape.k == 0)
         found.rates[batch] = estimates(
             batch,
             {shape.k: timings[shape].step_ms for shape in shapes if shape.tree is None},
@@ -166,7 +180,7 @@ def write_calibration(head: Path, calibration: Calibration) -> None:
 def _drafter(source: DrafterSource, shape: Shape) -> Drafter | None:
     if shape.tree is not None:
         return source.make(None, TreeBudget.parse(shape.tree))
-    return source.make(shape.k, None) if shape.k else None
+    return source.make(max(shape.k, 1), None)
 
 
 def _decode(
@@ -193,10 +207,18 @@ def _decode(
 
 
 def _time(
-    target: Target, source: DrafterSource, shape: Shape, batch: int, options: CalibrateOptions
+    target: Target,
+    drafter: Drafter | None,
+    batch: int,
+    options: CalibrateOptions,
+    *,
+    keep_only: bool = False,
 ) -> Timing:
-    """Medians of a whole step and of its verification."""
-    rig = make_rig(target, _drafter(source, shape), batch=batch, context=options.context)
+    """Medians of a whole step and of its verification; `keep_only` drafts nothing (k = 0)."""
+    rig = make_rig(target, drafter, batch=batch, context=options.context)
+    if keep_only:
+        rig.variant = rig.variant._replace(num_drafts=0)
+        rig.warm()
     whole = Stopwatch([rig.step], target.device, restore=rig.restore)
     verify = Stopwatch(rig.phases()[:1], target.device, restore=rig.restore)
     rounds = [(whole.round()[0], verify.round()[0]) for _ in range(options.repeats + 1)][1:]
@@ -205,9 +227,3 @@ def _time(
 
 def _name(shape: Shape) -> str:
     return f"tree {shape.tree}" if shape.tree else f"K = {shape.k}"
-
-
-def _device_name(device: torch.device) -> str:
-    from eyas.bench.records import cpu_name
-
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from eyas.core.device import cpu_name
 from eyas.core.errors import ConfigError
 
 PACKAGES = ("eyas", "torch", "transformers", "numpy", "triton")
@@ -54,17 +55,6 @@ def git_commit() -> str | None:
         return f"{sha}-dirty" if _git(folder, "status", "--porcelain", "--untracked-files=no") else sha
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def cpu_name() -> str:
-    """Return the processor's model name, or its architecture where the system does not tell."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def available_cpus() -> int:

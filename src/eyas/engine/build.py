@@ -4,9 +4,11 @@ from pathlib import Path
 
 import torch
 
+from eyas.core.device import device_name
 from eyas.core.errors import ConfigError
 from eyas.core.tree import TreeBudget
 from eyas.drafters.base import Drafter
+from eyas.engine.calibrated import Schedule, schedule_of
 from eyas.targets.base import Target
 
 
@@ -25,6 +27,23 @@ def resolve_target(
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return load_target(model, dtype=dtype, device=device)
+
+
+def resolve_schedule(
+    drafter: str | Path | Drafter | None, target: Target, max_num_seqs: int, *, sample_drafts: bool
+) -> Schedule | None:
+    """What a head folder says about drafts by batch size, if it was calibrated on this device."""
+    if not isinstance(drafter, str | Path) or not str(drafter) or not Path(drafter).is_dir():
+        return None
+    schedule = schedule_of(
+        Path(drafter),
+        device=device_name(target.device),
+        dtype=str(target.dtype).removeprefix("torch."),
+        max_num_seqs=max_num_seqs,
+    )
+    if schedule is not None and schedule.tree is not None and sample_drafts:
+        return None  # measured for something else: nodes of a tree are never sampled
+    return schedule
 
 
 def resolve_drafter(

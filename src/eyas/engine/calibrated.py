@@ -1,0 +1,87 @@
+"""How many drafts pay at which batch size: what `eyas calibrate` wrote into a head's eyas.json.
+
+    {"calibration": {"device": "NVIDIA H200", "dtype": "bfloat16", "by_batch":
+        [{"max_batch": 1, "k": 7, "tree": null}, {"max_batch": 16, "k": 3, "tree": null}, ...]}}
+
+Batches up to `max_batch` take that entry, larger ones than all the last entry; k = 0 decodes plainly. An
+engine runs chains of varying K, or one tree: a tree is taken if every batch that the engine can have takes
+the same one, and else stands for a chain of its depth.
+
+Measurements hold for the device and dtype that they were made on; elsewhere they are not used.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eyas.core.errors import ModelFormatError
+from eyas.core.tree import TreeBudget
+from eyas.drafters.files import read_json
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Drafts by batch size: (largest batch, K), smallest batch first; or a tree for all."""
+
+    chains: tuple[tuple[int, int], ...]
+    tree: TreeBudget | None = None
+
+    @property
+    def most(self) -> int:
+        """Largest K."""
+        return max(k for _, k in self.chains)
+
+    def num_drafts(self, batch_size: int) -> int:
+        """K of a step: ((1, 7), (16, 3)) gives 7 for 1, 3 for 2 and 3 for 64."""
+        for largest, k in self.chains:
+            if batch_size <= largest:
+                return k
+        return self.chains[-1][1]
+
+
+def schedule_of(folder: Path, *, device: str, dtype: str, max_num_seqs: int) -> Schedule | None:
+    """The schedule of a head folder for this device and dtype; None if it has none.
+
+    ModelFormatError naming the file and field where it cannot be read.
+    """
+    path = folder / "eyas.json"
+    found = read_json(path).get("calibration") if path.exists() else None
+    if found is None:
+        return None
+    where = f"{path}: calibration"
+    if not isinstance(found, dict):
+        raise ModelFormatError(f"{where} must be an object")
+    if (found.get("device"), found.get("dtype")) != (device, dtype):
+        return None
+    entries = found.get("by_batch")
+    if not isinstance(entries, list) or not entries:
+        raise ModelFormatError(f"{where}.by_batch must be a list of at least one entry")
+    return _schedule([_entry(entry, where) for entry in entries], max_num_seqs)
+
+
+def _entry(entry: Any, where: str) -> tuple[int, int, TreeBudget | None]:
+    good = (
+        isinstance(entry, dict)
+        and type(entry.get("max_batch")) is int
+        and type(entry.get("k")) is int
+        and isinstance(entry.get("tree"), str | None)
+        and entry["max_batch"] >= 1
+        and entry["k"] >= 0
+    )
+    if not good:
+        raise ModelFormatError(
+            f"{where}.by_batch: an entry has max_batch (1 or more), k (0 or more) and tree (text or null), "
+            f"not {entry!r}; run `eyas calibrate` again"
+        )
+    return entry["max_batch"], entry["k"], TreeBudget.parse(entry["tree"]) if entry["tree"] else None
+
+
+def _schedule(entries: Sequence[tuple[int, int, TreeBudget | None]], max_num_seqs: int) -> Schedule:
+    entries = sorted(entries, key=lambda entry: entry[0])
+    # Entries for batches that this engine never has do not matter.
+    needed = [entry for i, entry in enumerate(entries) if i == 0 or entries[i - 1][0] < max_num_seqs]
+    trees = {tree for _, _, tree in needed}
+    if len(trees) == 1 and (tree := trees.pop()) is not None:
+        return Schedule(((max_num_seqs, tree.num_draft_tokens),), tree)
+    return Schedule(tuple((largest, tree.depth if tree else k) for largest, k, tree in needed))
