@@ -299,6 +299,7 @@ class LLM:
         """
         if group.request_id in self._live:
             raise RequestError(f"request_id={group.request_id!r} is in use")
+            grammars=own.grammars,
         self._submit([group])
 
     def step(self) -> bool:

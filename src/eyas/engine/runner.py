@@ -118,19 +118,21 @@ class Runner:
         begin = time.perf_counter()
         plan = self.scheduler.schedule()
         self.stats.preemptions += len(plan.preempted)
+        # A grammar must know all tokens so far before the next step is launched.
+        overlap = self._overlap and all(one.grammar is None for one in self.scheduler.running)
+        early = [] if overlap else self._land()
         self._update_rows(plan)
         if plan.chunks:
             self._clock.start()
             prefill(self.models, self.state, plan.chunks)
             self._clock.lap("prefill_seconds")
             self.stats.prefill_tokens += sum(chunk.end - chunk.start for chunk in plan.chunks)
-        landing = launched = self._launcher.launch(plan.decodes) if plan.decodes else None
+        launched = self._launcher.launch(plan.decodes) if plan.decodes else None
         self.stats.steps += launched is not None
-        if self._overlap:
-            landing, self._flight = self._flight, launched
-        ended = self._launcher.land(landing) if landing is not None else []
-        for request in ended:
-            self.release(request)
+        ended = early + (self._land() if overlap else [])
+        self._flight = launched
+        if not self._overlap:
+            ended += self._land()
         if self.scheduler.idle:
             self._flight = None  # of requests that have all ended
         self._clock.collect()
@@ -139,6 +141,14 @@ class Runner:
 
     def release(self, request: Request) -> None:
         """Free everything that a request holds: it ended or was aborted."""
+    def _land(self) -> list[Request]:
+        """Read the report of the step in flight, if there is one, and release the requests that it ended."""
+        flight, self._flight = self._flight, None
+        ended = [] if flight is None else self._launcher.land(flight)
+        for request in ended:
+            self.release(request)
+        return ended
+
         self.scheduler.finish(request)
         own = request.stats
         own.accepted_by_depth = [sum(request.runs[depth + 1 :]) for depth in range(1, len(request.runs) - 1)]
