@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from eyas.core.errors import RequestError
+from eyas.core.grammar import Grammar
 
 _INTEGERS = ("n", "top_k", "min_tokens", "max_tokens")
 _NUMBERS = (
@@ -65,6 +66,8 @@ class SamplingParams:
     logprobs: int | None = None
     """Return the log-probability of each token and of the top n (before any processing)."""
     skip_special_tokens: bool = True
+    grammar: Grammar | None = None
+    """What the answer must match; needs xgrammar."""
     num_draft_tokens: int | None = None
     """At most so many drafts a step (nodes, where drafts are trees); None for as many as the drafter makes.
     The tokens are the same with any."""
@@ -93,6 +96,10 @@ class SamplingParams:
         for name, good, rule in checks:
             if not good:
                 raise RequestError(f"{name}={getattr(self, name)!r} is out of range: it must be {rule}")
+        if self.grammar is not None:
+            for name in ("ignore_eos", "min_tokens"):
+                if getattr(self, name):
+                    raise RequestError(f"{name}: an answer ends where its grammar ends, so leave it out")
         if self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
 
@@ -107,6 +114,8 @@ class SamplingParams:
         for name in _NUMBERS:
             if not _is_number(getattr(self, name)):
                 raise self._wrong_type(name, "a number")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise self._wrong_type("grammar", "a Grammar or None")
         if not isinstance(self.stop, list | tuple) or not all(isinstance(text, str) for text in self.stop):
             raise self._wrong_type("stop", "a text or a list of texts")
         if not isinstance(self.stop_token_ids, Collection) or not all(map(_is_integer, self.stop_token_ids)):

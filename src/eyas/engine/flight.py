@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eyas.engine.grammar import masks
 from eyas.engine.graphs import StepGraphs, run_eagerly
 from eyas.engine.postprocess import Postprocessor, attach_logprobs
 from eyas.engine.request import Request
@@ -89,11 +90,13 @@ class Launcher:
         variant = self.variant(requests)
         batch = tuple([request.slot for request in requests])
         self._clock.start()
-        if self.graphs is not None:
+        bound = any(request.grammar is not None for request in requests)
+        if self.graphs is not None and not bound:
             report = self.graphs.run(batch, variant, self._clock.lap)
         else:
             slots = self._slots_of(batch)
-            report = run_eagerly(self._models, self._state, slots, variant, self._clock.lap)
+            allowed = self._allowed(requests, slots, variant) if bound else None
+            report = run_eagerly(self._models, self._state, slots, variant, self._clock.lap, allowed)
         # A tree has more nodes than a run can be long.
         run = report.rows.shape[1] - 2
         for request in requests:
@@ -115,6 +118,15 @@ class Launcher:
         if flight.report.logprobs is not None:
             _attach(requests, live, flight.report.logprobs)
         return ended
+
+    def _allowed(self, requests: list[Request], slots: Tensor, variant: Variant) -> Tensor:
+        """What grammars allow; waits for the drafts."""
+        state = self._state
+        drafts = state.drafts[slots][:, : variant.num_drafts]
+        parents = None
+        if state.draft_parents is not None:
+            parents = state.draft_parents[slots][:, : variant.num_drafts]
+        return masks(requests, drafts, parents, state.vocab_size)
 
     def _slots_of(self, batch: tuple[int, ...]) -> Tensor:
         """The batch's slots on the device; the same tensor while the batch stays the same."""

@@ -47,10 +47,15 @@ def top_bucket(num_top: int, vocab_size: int) -> int:
 
 
 def run_eagerly(
-    models: StepModels, state: EngineState, slots: Tensor, variant: Variant, mark: Mark
+    models: StepModels,
+    state: EngineState,
+    slots: Tensor,
+    variant: Variant,
+    mark: Mark,
+    allowed: Tensor | None = None,
 ) -> Report:
-    """One step without graphs."""
-    first = first_half(models, state, slots, variant)
+    """One step without graphs; `allowed` as in engine/step.accept."""
+    first = first_half(models, state, slots, variant, allowed)
     mark("verify_seconds")
     report = second_half(models, state, first, variant)
     mark("draft_seconds")

@@ -9,6 +9,7 @@ from typing import Any
 from eyas.core.errors import ConfigError, RequestError
 from eyas.core.sampling import SamplingParams
 from eyas.core.text import is_unicode
+from eyas.engine.grammar import Grammars
 from eyas.engine.request import Request
 from eyas.engine.sampler import check_params, needs_of, stop_ids_of
 from eyas.engine.stops import TextTracker
@@ -44,7 +45,9 @@ class Intake:
         num_draft_tokens: int,
         eos_token_ids: Sequence[int],
         seed: int,
+        grammars: Grammars | None = None,
     ) -> None:
+        self.grammars = grammars or Grammars(tokenizer, vocab_size, eos_token_ids)
         self.tokenizer, self.vocab_size, self.max_len = tokenizer, vocab_size, max_len
         self.num_draft_tokens, self.eos_token_ids = num_draft_tokens, tuple(eos_token_ids)
         self._random = random.Random(seed)  # noqa: S311 - seeds of requests that have none, not secrets
@@ -78,6 +81,8 @@ class Intake:
                 runs=[0] * (self.num_draft_tokens + 2),
             )
             request.stats.prompt_tokens = len(ids)
+            if params.grammar is not None:
+                request.grammar = self.grammars.start(params.grammar)
             if (text and self.tokenizer is not None) or params.stop:
                 request.text = TextTracker(
                     self.decoder(params),

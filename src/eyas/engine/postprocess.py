@@ -42,10 +42,10 @@ class Postprocessor:
             count = row[-2]
             if count == 0:
                 request.finish_reason = "error"
-                request.error = (
-                    "the target gave no usable logits (NaN, or nothing but -inf) "
-                    f"after {request.num_tokens} tokens"
-                )
+                why = "the target gave no usable logits (NaN, or nothing but -inf)"
+                if request.grammar is not None and request.grammar.error is not None:
+                    why = request.grammar.error
+                request.error = f"{why} after {request.num_tokens} tokens"
                 ended.append(request)
                 continue
             tokens = row[:count]

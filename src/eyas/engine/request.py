@@ -10,10 +10,14 @@ Example, prompt of 5 tokens, 2 tokens out so far:
 """
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from eyas.core.outputs import RequestStats, TokenLogprob
 from eyas.core.sampling import SamplingParams
 from eyas.engine.stops import TextTracker
+
+if TYPE_CHECKING:
+    from eyas.engine.grammar import Matching
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +39,8 @@ class Request:
     logprobs: list[list[TokenLogprob]] | None = None
     text: TextTracker | None = None
     """Text while it runs; only where stop strings or streaming need it."""
+    grammar: "Matching | None" = None
+    """Where its answer stands in the grammar that it must match."""
     stats: RequestStats = field(default_factory=RequestStats)
     runs: list[int] = field(default_factory=list)
     """runs[n]: steps that kept n tokens; stats.accepted_by_depth is made of it at the end."""

@@ -11,7 +11,9 @@ from copy import deepcopy
 from typing import Any, TypeVar
 
 from eyas.core.errors import RequestError
+from eyas.core.grammar import Grammar
 from eyas.core.sampling import SamplingParams
+from eyas.engine.grammar import Grammars
 from eyas.engine.intake import Group, Prompt
 from eyas.engine.results import Decode
 from eyas.server.errors import ApiError, of_request_error
@@ -19,6 +21,9 @@ from eyas.server.methods import Methods
 from eyas.server.schema import ChatRequest, CompletionRequest, plain_messages
 
 T = TypeVar("T")
+
+COMPILE_SECONDS = 10.0
+"""Longer a request does not wait for its grammar to be compiled."""
 
 OURS = frozenset(
     {"tokenize", "add_generation_prompt", "chat_template", "conversation", "return_dict", "return_tensors"}
@@ -36,10 +41,12 @@ class Preparer:
         self._reader = methods.llm.new_intake()
         self._reader.tokenizer = deepcopy(methods.llm.tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="eyas-intake")
+        self._compilers = ThreadPoolExecutor(2, thread_name_prefix="eyas-grammar")
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the threads."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._compilers.shutdown(wait=False, cancel_futures=True)
 
     async def groups(
         self,
@@ -52,6 +59,8 @@ class Preparer:
         field: str,
     ) -> list[Group]:
         """A group for each prompt, for the engine of a method; ApiError naming the field that is wrong."""
+        if params.grammar is not None:
+            await self._compile(self._intakes[method].grammars, params.grammar)
 
         def make() -> list[Group]:
             ids = [self._reader.encode(prompt) for prompt in prompts]
@@ -95,8 +104,22 @@ class Preparer:
 
         return await self._on_thread(render, "messages")
 
-    async def _on_thread(self, work: Callable[[], T], field: str) -> T:
+    async def _compile(self, grammars: Grammars, grammar: Grammar) -> None:
+        """Compile into the engine's cache; ApiError if it is wrong or takes too long.
+
+        On threads of its own: the worst grammars take minutes, and others must be served meanwhile.
+        """
+        work = self._on_thread(lambda: grammars.compile(grammar), grammar.source, self._compilers)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            await asyncio.wait_for(work, COMPILE_SECONDS)
+        except TimeoutError:
+            message = f"{grammar.source}: too complex: compiling takes more than {COMPILE_SECONDS} seconds"
+            raise ApiError(message, param=grammar.source) from None
+
+    async def _on_thread(
+        self, work: Callable[[], T], field: str, threads: ThreadPoolExecutor | None = None
+    ) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(threads or self._thread, work)
         except RequestError as error:
             raise of_request_error(error, FIELDS, field) from error

@@ -6,13 +6,15 @@ are taken and ignored; fields that would, and that are not served, are refused u
 """
 
 import difflib
+import json
 import re
 from abc import abstractmethod
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from eyas.core.errors import RequestError
+from eyas.core.grammar import Grammar
 from eyas.core.sampling import SamplingParams
 from eyas.server.errors import ApiError
 
@@ -32,7 +34,6 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -52,6 +53,70 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
     include_obfuscation: bool = False
     """Taken and ignored: it pads chunks against onlookers of an encrypted line."""
+
+
+class JsonSchema(BaseModel):
+    """`response_format.json_schema`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+
+    name: str = ""
+    description: str | None = None
+    content: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+    """Taken and ignored: the schema is always kept to."""
+
+
+class ResponseFormat(BaseModel):
+    """`response_format`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def grammar(self) -> Grammar | None:
+        """What the answer must match."""
+        source = "response_format"
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ApiError("response_format: json_schema goes with type json_schema", param=source)
+        if self.json_schema is not None:
+            return Grammar("json_schema", json.dumps(self.json_schema.content), source)
+        return Grammar("json_object", source=source) if self.type == "json_object" else None
+
+
+class StructuredOutputs(BaseModel):
+    """`structured_outputs`, as vLLM has it: exactly one of these."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    json_: str | dict[str, Any] | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = Field(default=None, min_length=1)
+    grammar_: str | None = Field(default=None, alias="grammar")
+    json_object: Literal[True] | None = None
+
+    def grammar(self) -> Grammar:
+        """What the answer must match."""
+        source = "structured_outputs"
+        given: list[Grammar] = []
+        if self.json_ is not None:
+            text = self.json_ if isinstance(self.json_, str) else json.dumps(self.json_)
+            given.append(Grammar("json_schema", text, source))
+        if self.regex is not None:
+            given.append(Grammar("regex", self.regex, source))
+        if self.choice is not None:
+            given.append(Grammar.choice(self.choice, source))
+        if self.grammar_ is not None:
+            given.append(Grammar("ebnf", self.grammar_, source))
+        if self.json_object:
+            given.append(Grammar("json_object", source=source))
+        if len(given) != 1:
+            raise ApiError(
+                "structured_outputs: give exactly one of json, regex, choice, grammar and json_object",
+                param=source,
+            )
+        return given[0]
 
 
 class EyasOptions(BaseModel):
@@ -92,6 +157,8 @@ class Sampling(BaseModel):
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     """Add `token_ids` and `origins` (draft depth, or 0 for the target's own) to choices."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     eyas: EyasOptions = Field(default_factory=EyasOptions)
 
     @model_validator(mode="before")
@@ -111,6 +178,14 @@ class Sampling(BaseModel):
     def limit(self) -> int | None:
         """Output tokens asked for."""
         return self.max_tokens
+
+    def grammar(self) -> Grammar | None:
+        """What the answer must match, by either name."""
+        formatted = None if self.response_format is None else self.response_format.grammar()
+        structured = None if self.structured_outputs is None else self.structured_outputs.grammar()
+        if formatted is not None and structured is not None:
+            raise ApiError("give either response_format or structured_outputs", param="structured_outputs")
+        return formatted or structured
 
     @abstractmethod
     def num_logprobs(self) -> int | None:
@@ -140,6 +215,7 @@ class Sampling(BaseModel):
             max_tokens=default_max_tokens if max_tokens is None else max_tokens,
             min_tokens=self.min_tokens,
             logprobs=self.num_logprobs(),
+            grammar=self.grammar(),
             num_draft_tokens=self.eyas.num_draft_tokens,
         )
 

@@ -41,7 +41,7 @@ def error_of(response, status=400):
         ("seed", 2**80),
         ("seed", 1.5),
         ("tools", [{"type": "function"}]),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema"}),
         ("stream", "yes"),
     ],
 )
