@@ -10,6 +10,7 @@ Three clocks, run one after another in every round so that what slows the machin
 On the CPU the same runs without graphs. Figures are medians over rounds.
 """
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
@@ -189,6 +190,7 @@ def _bench_step(
             results.append(MethodResult(batch, name, method.times, floors, launches, whole))
         del methods, method
         if target.device.type == "cuda":
+            gc.collect()  # engines and their graphs hold each other
             torch.cuda.empty_cache()
     return StepResult(target, source, drafter, options, ceilings, samples, results)
 

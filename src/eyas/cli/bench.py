@@ -17,4 +17,4 @@ app.command("report")(report)
 
 @app.callback()
 def group() -> None:
-    """Measure speed: one decode step against what the hardware allows."""
+    """Measure speed: a decode step against what the hardware allows, methods under load, and a report."""

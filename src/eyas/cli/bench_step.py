@@ -46,12 +46,11 @@ def step(
     from eyas.bench.step import StepOptions, bench_step
     from eyas.bench.step_document import step_document
     from eyas.cli.bench_step_view import show
-    from eyas.cli.console import whole_numbers
 
     options = StepOptions(
         num_draft_tokens=k,
         tree=tree or None,
-        batch_sizes=tuple(whole_numbers(batch, "--batch")),
+        batch_sizes=tuple(console.whole_numbers(batch, "--batch")),
         context=context,
         acceptance=acceptance,
         num_steps=steps,

@@ -70,7 +70,7 @@ def command(
     from eyas.targets.load import load_target
 
     trees = [TreeBudget.parse(part) for part in tree.split(",") if part.strip()]
-    methods = plan_methods(heads or [], also or [], _parse_ks(k), trees)
+    methods = plan_methods(heads or [], also or [], console.whole_numbers(k, "-k"), trees)
     chosen = read_prompts(prompts, num_prompts)
     options = CompareOptions(
         max_tokens=max_tokens,
@@ -113,14 +113,3 @@ def command(
         console.print_json(document)
     else:
         show(console.results(), comparison, document)
-
-
-def _parse_ks(text: str) -> list[int]:
-    from eyas.core.errors import ConfigError
-
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ConfigError(
-            f"-k: expected whole numbers with commas between, as in 3,5,7; got {text!r}"
-        ) from error

@@ -39,7 +39,7 @@ VERBS: dict[str, Verb] = {
     "serve": Verb("eyas.cli.serve", "Serve a target, with or without a head, to OpenAI's clients."),
     "verify": Verb("eyas.cli.verify", "Show on your own target and head that drafting changes no token."),
     "train": Verb("eyas.cli.train", "Train a draft head from a recipe."),
-    "bench": Verb("eyas.cli.bench", "Measure speed: a decode step against what the hardware allows."),
+    "bench": Verb("eyas.cli.bench", "Measure speed: a step against the hardware, methods under load."),
     "calibrate": Verb("eyas.cli.calibrate", "Find the number of drafts that is fastest on this device."),
     "data": Verb("eyas.cli.data", "Make and look at training data."),
     "export": Verb("eyas.cli.export", "Write a head in the format that vLLM and SGLang load."),

@@ -205,6 +205,23 @@ def test_mistakes_are_one_line(capsys, monkeypatch, words, match):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("tree", [None, TreeBudget(3, 2, 6)])
+@pytest.mark.parametrize("spec", ["shape:eagle3", "shape:peagle-4"])
+def test_captured_phases_leave_the_state_of_an_eager_step(spec, tree):
+    target = open_target("shape:smollm2-135m", device="cuda", dtype=None)
+    rig = rig_of(target, spec, tree, acceptance=2.5)
+    rig.restore()
+    rig.step()
+    eager = {name: getattr(rig.state, name)[:3].clone() for name in rig.saved}
+    for calls in (rig.phases(), [rig.step]):
+        watch = Stopwatch(calls, target.device, restore=rig.restore)
+        for _ in range(2):
+            assert all(ms > 0 for ms in watch.round())
+            for name, value in eager.items():
+                assert torch.equal(getattr(rig.state, name)[:3], value), name
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("drafter", ["shape:eagle3", "shape:peagle-4"])
 def test_on_a_gpu(drafter):
     options = StepOptions(batch_sizes=(1, 8), context=256, acceptance=3.7, num_steps=8, repeats=2)
