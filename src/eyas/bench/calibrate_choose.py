@@ -12,7 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A chain of k drafts (0: plain decoding), or a tree of k drafted nodes, as TreeBudget.parse reads it."""
+    """A chain of k drafts, or a tree of k drafted nodes, as TreeBudget.parse reads it.
+
+    k = 0 drafts nothing, but keeps the drafter's cache: the next step may have another k.
+    """
 
     k: int
     tree: str | None = None
@@ -26,6 +29,8 @@ class Choice:
     k: int
     tree: str | None
     tokens_per_second: float
+    chain_k: int
+    """K of the fastest chain: for an engine that cannot run the tree because other batches take chains."""
 
 
 def chain_lengths(acceptance_by_depth: Sequence[float]) -> list[float]:
@@ -67,7 +72,7 @@ def estimates(
 
     Args:
         batch: requests.
-        chain_ms: time of a step by K; 0 is plain decoding and is not on the line of the others.
+        chain_ms: time of a step by K; 0 is not on the line of the others.
         lengths: `chain_lengths`; K beyond the last timed one or the last known depth are left out.
         tree_ms: time of a step of each tree.
         tree_lengths: tokens that each of them commits a step.
@@ -86,6 +91,7 @@ def choose(by_batch: Mapping[int, Mapping[Shape, float]]) -> list[Choice]:
     choices = []
     for batch in sorted(by_batch):
         rates = by_batch[batch]
-        best = min(rates, key=lambda shape: (-rates[shape], shape.k, shape.tree or ""))
-        choices.append(Choice(batch, best.k, best.tree, rates[best]))
+        order = sorted(rates, key=lambda shape: (-rates[shape], shape.k, shape.tree or ""))
+        best, chain = order[0], next(shape for shape in order if shape.tree is None)
+        choices.append(Choice(batch, best.k, best.tree, rates[best], chain.k))
     return choices

@@ -44,6 +44,10 @@ class StepRig:
         for name, values in self.saved.items():
             getattr(self.state, name).copy_(values)
 
+    def warm(self) -> None:
+        """Two steps, off the default stream as capture wants it: kernels are compiled."""
+        _beside(self.state.device, lambda: [self.step() for _ in range(2)])
+
     @torch.no_grad()
     def step(self) -> None:
         """All five phases."""
@@ -147,8 +151,8 @@ def make_rig(
         slots.shape[0], num_drafts + 1, config.hidden_size, device=device, dtype=target.dtype
     )
     rig = StepRig(models, state, slots, variant, {}, hidden.normal_(generator=generator))
-    # Off the default stream, as capture wants it; the second step verifies what the first one drafted.
-    _beside(device, lambda: [rig.step() for _ in range(2)])
+    # The second of these steps verifies what the first one drafted.
+    rig.warm()
     state.length[:batch] = context
     rig.saved = {name: value.clone() for name, value in _tensors(state).items()}
     return rig

@@ -44,14 +44,13 @@ def command(
     from eyas.bench.conversations import encode_chat
     from eyas.bench.step_models import open_drafter, open_target
     from eyas.bench.workload import read_prompts
-    from eyas.cli.console import whole_numbers
     from eyas.core.errors import ConfigError
 
     if not (head / "config.json").is_file():
         raise ConfigError(f"--head: {head} is not a head folder (it has no config.json)")
     options = CalibrateOptions(
-        batch_sizes=tuple(whole_numbers(batch, "--batch")),
-        ks=tuple(whole_numbers(k, "-k")),
+        batch_sizes=tuple(console.whole_numbers(batch, "--batch")),
+        ks=tuple(console.whole_numbers(k, "-k")),
         trees=tuple(part.strip() for part in tree.split(",") if part.strip()),
         context=context,
         repeats=repeats,
@@ -95,12 +94,16 @@ def _table(found: "Calibration") -> "Table":
         table.add_column(column, justify="right", no_wrap=True)
     for choice in found.choices:
         rates = found.rates[choice.max_batch]
-        plain = next(rate for shape, rate in rates.items() if shape.k == 0)
-        cells = [str(choice.max_batch), choice.tree or f"K = {choice.k}", f"{choice.tokens_per_second:.0f}"]
+        plain = found.plain[choice.max_batch]
+        cells = [str(choice.max_batch), choice.tree or f"K = {choice.k}", _rate(choice.tokens_per_second)]
         cells.append(f"{choice.tokens_per_second / plain:.2f}x")
         for is_tree in (False, True):
             kind = {shape: rate for shape, rate in rates.items() if (shape.tree is not None) == is_tree}
             best = max(kind, key=lambda shape: kind[shape], default=None)
-            cells += ["", ""] if best is None else [best.tree or f"K = {best.k}", f"{kind[best]:.0f}"]
+            cells += ["", ""] if best is None else [best.tree or f"K = {best.k}", _rate(kind[best])]
         table.add_row(*cells)
     return table
+
+
+def _rate(tokens_per_second: float) -> str:
+    return f"{tokens_per_second:.{1 if tokens_per_second < 100 else 0}f}"

@@ -79,6 +79,10 @@ def test_calibration(calibrated):
         assert rates[tree] == pytest.approx(1e3 * batch * found.tree_lengths[tree] / timings[tree].step_ms)
     values = found.as_dict()
     assert [entry["max_batch"] for entry in values["by_batch"]] == [1, 2]
+    for entry in values["by_batch"]:
+        assert entry["speedup"] == pytest.approx(
+            entry["tokens_per_second"] / found.plain[entry["max_batch"]], abs=0.01
+        )
     assert list(values["verify_ms"]["1"]) == ["1", "2", "4", "5"]
 
 
@@ -105,6 +109,13 @@ def test_writing_keeps_what_the_head_says(target, head, found):
     load_head(head, target.config, target.decoder.embed_tokens.weight)
     write_calibration(head, found)
     assert json.loads((head / "eyas.json").read_text())["recipe"] == {"lr": 1}
+
+
+def test_the_engine_reads_what_was_written(target, head, found):
+    write_calibration(head, found)
+    llm = LLM(target, str(head), max_num_seqs=1)
+    best = found.choices[0]
+    assert llm.num_draft_tokens == best.k
 
 
 def test_heads_of_others_have_no_eyas_json(head, found):

@@ -19,7 +19,7 @@ def test_points_are_joined_by_straight_lines():
         interpolate(points, 8)
 
 
-def test_plain_decoding_is_not_on_the_line_of_the_chains():
+def test_drafting_nothing_is_not_on_the_line_of_the_chains():
     found = estimates(2, {0: 1.0, 2: 3.0, 4: 5.0}, [1.0, 1.5, 2.0, 2.5, 3.0], {}, {})
     # K = 1 was not timed, and the drafter's first forward is not part of a plain step.
     assert set(found) == {Shape(0), Shape(2), Shape(3), Shape(4)}
@@ -71,10 +71,17 @@ def test_choices_against_a_search_over_everything():
         assert [c.max_batch for c in choices] == [1, 8, 64]
         for choice in choices:
             assert choice.tokens_per_second == pytest.approx(expected[choice.max_batch])
+            rates = by_batch[choice.max_batch]
+            assert rates[Shape(choice.chain_k)] == max(rates[s] for s in rates if s.tree is None)
             winners.add("tree" if choice.tree else "plain" if choice.k == 0 else "chain")
     assert winners == {"tree", "plain", "chain"}
 
 
 def test_of_equals_the_one_that_drafts_least():
     rates = {Shape(3): 10.0, Shape(2): 10.0, Shape(6, "3x2x6"): 10.0, Shape(0): 9.0}
-    assert choose({4: rates}) == [Choice(4, 2, None, 10.0)]
+    assert choose({4: rates}) == [Choice(4, 2, None, 10.0, 2)]
+
+
+def test_a_tree_leaves_word_of_the_best_chain():
+    rates = {Shape(0): 9.0, Shape(3): 10.0, Shape(4): 8.0, Shape(6, "3x2x6"): 12.0}
+    assert choose({1: rates}) == [Choice(1, 6, "3x2x6", 12.0, 3)]
