@@ -289,6 +289,7 @@ class LLM:
             max_len=own.max_len,
             num_draft_tokens=own.num_draft_tokens,
             eos_token_ids=own.eos_token_ids,
+            grammars=own.grammars,
             seed=secrets.randbits(64),
         )
 
@@ -299,7 +300,6 @@ class LLM:
         """
         if group.request_id in self._live:
             raise RequestError(f"request_id={group.request_id!r} is in use")
-            grammars=own.grammars,
         self._submit([group])
 
     def step(self) -> bool:

@@ -116,11 +116,11 @@ class Runner:
     def step(self) -> list[Request]:
         """Launch one step; returns the requests that ended (with overlap in the step before it)."""
         begin = time.perf_counter()
-        plan = self.scheduler.schedule()
-        self.stats.preemptions += len(plan.preempted)
         # A grammar must know all tokens so far before the next step is launched.
         overlap = self._overlap and all(one.grammar is None for one in self.scheduler.running)
         early = [] if overlap else self._land()
+        plan = self.scheduler.schedule()
+        self.stats.preemptions += len(plan.preempted)
         self._update_rows(plan)
         if plan.chunks:
             self._clock.start()
@@ -139,8 +139,6 @@ class Runner:
         self.stats.wall_seconds += time.perf_counter() - begin
         return ended
 
-    def release(self, request: Request) -> None:
-        """Free everything that a request holds: it ended or was aborted."""
     def _land(self) -> list[Request]:
         """Read the report of the step in flight, if there is one, and release the requests that it ended."""
         flight, self._flight = self._flight, None
@@ -149,6 +147,8 @@ class Runner:
             self.release(request)
         return ended
 
+    def release(self, request: Request) -> None:
+        """Free everything that a request holds: it ended or was aborted."""
         self.scheduler.finish(request)
         own = request.stats
         own.accepted_by_depth = [sum(request.runs[depth + 1 :]) for depth in range(1, len(request.runs) - 1)]
