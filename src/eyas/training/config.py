@@ -215,6 +215,9 @@ class RunSection:
     packed: bool = False
     """Write the head in the packed format (int8)."""
     tensorboard: bool = True
+    """Write curves where tensorboard is installed."""
+    trackers: tuple[Literal["wandb", "trackio", "mlflow"], ...] = ()
+    """Send them to these too (training/trackers.py); each must be installed."""
 
     def __post_init__(self) -> None:
         _require("out", self.out, bool(self.out), "the folder of the head")

@@ -1,11 +1,13 @@
-"""What a run tells: lines in training_log.jsonl, a live line on the terminal, tensorboard if installed."""
+"""What a run tells: lines in training_log.jsonl, a live line on the terminal, curves in trackers."""
 
 import json
 from pathlib import Path
 from typing import Any, Protocol
 
-from eyas.data.files import make_folder
+from eyas.core.errors import EyasError
+from eyas.data.files import make_folder, write_bytes
 from eyas.training.config import TrainConfig
+from eyas.training.trackers import flat, open_trackers
 
 
 class Display(Protocol):
@@ -25,22 +27,13 @@ class Display(Protocol):
 
 
 class Log:
-    """Appends records to out/training_log.jsonl and tensorboard."""
+    """Appends records to out/training_log.jsonl and hands their numbers to the trackers."""
 
     def __init__(self, out: Path, config: TrainConfig, *, after_step: int) -> None:
         make_folder(out)
         self.path = out / "training_log.jsonl"
         self._drop_after(after_step)
-        self.writer: Any = None
-        if config.run.tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                pass  # the log file has everything; tensorboard is a comfort
-            else:
-                self.writer = SummaryWriter(
-                    str(out / "tensorboard"), purge_step=after_step + 1 if after_step else None
-                )
+        self.trackers = open_trackers(out, config, first_step=after_step)
 
     def _drop_after(self, step: int) -> None:
         """Records of steps that a resumed run does again."""
@@ -54,24 +47,23 @@ class Log:
                 continue  # the line that a kill cut short
             if step and record.get("step", 0) <= step:
                 kept.append(line)
-        self.path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        write_bytes(self.path, "".join(line + "\n" for line in kept).encode())
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one record."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-        if self.writer is not None:
-            for key, value in record.items():
-                if isinstance(value, float | int) and key != "step":
-                    self.writer.add_scalar(f"{record['kind']}/{key}", value, record["step"])
-                elif isinstance(value, list):
-                    for depth, item in enumerate(value):
-                        self.writer.add_scalar(f"{record['kind']}/{key}/{depth}", item, record["step"])
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise EyasError(f"{self.path}: cannot be written ({error}); make room and run again") from None
+        values = flat(record)
+        for tracker in self.trackers:
+            tracker.log(values, record["step"])
 
     def close(self) -> None:
-        """Flush tensorboard."""
-        if self.writer is not None:
-            self.writer.close()
+        """Flush the trackers."""
+        for tracker in self.trackers:
+            tracker.close()
 
 
 class RichDisplay:
@@ -105,10 +97,13 @@ class RichDisplay:
             shares = " ".join(f"{share:.3f}" for share in record["acceptance"])
             al = record["simulated_al"]
             self.console.print(f"step {record['step']}: simulated AL {al:.3f}  acceptance {shares}")
+            for name, figures in record.get("decoded", {}).items():
+                self.console.print(f"  {name}: decoded AL {figures['acceptance_length']:.3f}")
             return
         shares = " ".join(f"{share:.2f}" for share in record["accuracy"])
         speed = f"{record['tokens_per_second']:,.0f} tok/s"
-        text = f"step {record['step']} loss {record['loss']:.3f} acc {shares} {speed}"
+        busy = f"{100 * record['utilisation']:.0f} % busy"
+        text = f"step {record['step']} loss {record['loss']:.3f} acc {shares} {speed} {busy}"
         self.progress.update(self.task, completed=progress, description=text)
 
     def stop(self) -> None:
