@@ -209,6 +209,8 @@ def candidates(case: Case, rows: int) -> list[Tiling]:
             (64, 128, 64, 4, 4), (256, 128, 64, 8, 3), (128, 64, 64, 4, 4), (64, 64, 64, 4, 5),
         ):  # fmt: skip
             add(block_out, block_rows, block_k, warps, stages)
+        wide = [cut for cut in tried if cut.block_out >= 64]
+        tried += [replace(cut, tma=True) for cut in wide if cut.block_out * cut.block_rows >= 128 * 128]
     if case.norm:
         tried += [replace(cut, norm_in_loop=not cut.norm_in_loop) for cut in tried[:3]]
     return list(dict.fromkeys(tried))
@@ -272,7 +274,8 @@ def vars_of(tiles: Tiling) -> str:
     """Short form: out x rows x k, splits (p: side by side), warps, stages, norm's place."""
     side = "p" if tiles.parallel else ""
     cut = f"{tiles.block_out}x{tiles.block_rows}x{tiles.block_k} s{tiles.splits}{side}"
-    return f"{cut} w{tiles.warps} st{tiles.stages} {'loop' if tiles.norm_in_loop else 'pass'}"
+    place = "loop" if tiles.norm_in_loop else "pass"
+    return f"{cut} w{tiles.warps} st{tiles.stages} {place}{' tma' if tiles.tma else ''}"
 
 
 def chain(model: str, rows: int) -> dict[str, object]:

@@ -4,9 +4,12 @@ Any number of rows; the same bits for a row whatever the others are. 16-bit type
 and add in float32; float32 multiplies exactly as float32 (slow: for tests).
 """
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.kernels.settings import settings
 from eyas.kernels.triton import linear_kernels as kernels
@@ -91,8 +94,7 @@ def launch(
         )
         arrived = _take_counters(x.device, programs)
     kernels.linear_kernel[(programs, tiles.splits if tiles.parallel else 1)](
-        x,
-        weight.contiguous(),
+        *_operands(tiles, x, weight),
         bias,
         norm_weight,
         scale,
@@ -136,8 +138,7 @@ def launch_max(
     values = x.new_empty(rows, num_tiles)
     indices = x.new_empty(rows, num_tiles, dtype=torch.int32)
     kernels.max_kernel[(num_tiles * triton.cdiv(rows, tiles.block_rows),)](
-        x,
-        weight.contiguous(),
+        *_operands(tiles, x, weight),
         norm_weight,
         scale,
         values,
@@ -174,8 +175,9 @@ def _prepared(
     tiles: Tiling, x: Tensor, norm_weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(x, norm weight for the loop, scales for the ending): the norm's pass, where it is not in the loop."""
-    # A program of a K-split sees a part of the squares only.
-    if norm_weight is None or (tiles.norm_in_loop and tiles.splits == 1 and tiles.block_k == tiles.lanes):
+    # A program of a K-split sees a part of the squares only; the copy engine does not multiply.
+    in_loop = tiles.norm_in_loop and tiles.splits == 1 and tiles.block_k == tiles.lanes and not tiles.tma
+    if norm_weight is None or in_loop:
         return x, norm_weight, None
     rows, size = x.shape
     out, scale = x.new_empty(rows, size), x.new_empty(rows, dtype=torch.float32)
@@ -185,11 +187,23 @@ def _prepared(
     return out, None, scale
 
 
+def _operands(tiles: Tiling, x: Tensor, weight: Tensor) -> tuple[Any, Any]:
+    """X and weight as the kernel reads them: tensors, or descriptors for the copy engine."""
+    weight = weight.contiguous()
+    if not tiles.tma:
+        return x, weight
+    return (
+        TensorDescriptor.from_tensor(x, [tiles.block_rows, tiles.block_k]),
+        TensorDescriptor.from_tensor(weight, [tiles.block_out, tiles.block_k]),
+    )
+
+
 def _options(tiles: Tiling, size: int) -> dict[str, int | bool]:
     """Launch options; multiply-adds are not contracted, so that every variant rounds alike."""
     lines = min(triton.next_power_of_2(triton.cdiv(size // tiles.splits, 64)), 16)
     return {
-        "PREFETCH": lines if settings.pdl else 0,
+        "TMA": tiles.tma,
+        "PREFETCH": lines if settings.pdl and not tiles.tma else 0,
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
         **_pdl(),

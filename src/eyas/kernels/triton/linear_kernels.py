@@ -84,8 +84,8 @@ def _segment(
     x_ptr,
     weight_ptr,
     norm_ptr,
-    row,
-    column,
+    first_row,
+    first_column,
     num_rows,
     x_stride,
     first,
@@ -98,46 +98,57 @@ def _segment(
     BLOCK_K: tl.constexpr,
     GATED: tl.constexpr,
     NORM: tl.constexpr,
+    TMA: tl.constexpr,
 ):
     """Products over k in [first, first + LENGTH): (acc, acc of up, lanes of squares), float32.
 
-    Without GATED the second is a zero, without NORM the third. EXACT: no segment runs past K.
+    Without GATED the second is a zero, without NORM the third. EXACT: no segment runs past K. With TMA x_ptr
+    and weight_ptr are descriptors, which give zeros past the edges.
     """
-    lane = tl.arange(0, BLOCK_K)
-    x_row = x_ptr + row.to(tl.int64)[None, :] * x_stride
-    weight_row = weight_ptr + column[:, None] * K
-    row_mask = row[None, :] < num_rows
-    column_mask = column[:, None] < OUT
     acc = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
     up = acc
     squares = tl.zeros((BLOCK_K, BLOCK_ROWS), tl.float32)
-    for step in range(0, LENGTH, BLOCK_K):
-        k = first + step + lane
-        # Masks that are always true are left out: they would cost registers in every step.
-        if EXACT:
-            x_mask = row_mask
-            weight_mask = column_mask
-        else:
-            x_mask = row_mask & (k[:, None] < K)
-            weight_mask = column_mask & (k[None, :] < K)
-        if EXACT and OUT % BLOCK_OUT == 0:
-            weight = tl.load(weight_row + k[None, :])
-        else:
-            weight = tl.load(weight_row + k[None, :], mask=weight_mask, other=0.0)
-        x = tl.load(x_row + k[:, None], mask=x_mask, other=0.0)
-        if NORM:
-            wide = x.to(tl.float32)
-            squares += wide * wide
-            scale = tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
-            x = (wide * scale[:, None]).to(weight.dtype)
-        acc = tl.dot(weight, x, acc, input_precision="ieee")
-        if GATED:
-            if EXACT and OUT % BLOCK_OUT == 0:
-                up_weight = tl.load(weight_row + OUT * K + k[None, :])
-            else:
-                up_weight = tl.load(weight_row + OUT * K + k[None, :], mask=weight_mask, other=0.0)
-            up = tl.dot(up_weight, x, up, input_precision="ieee")
+    if TMA:
+        for step in range(0, LENGTH, BLOCK_K):
+            x = x_ptr.load([first_row, first + step]).T
+            acc = tl.dot(weight_ptr.load([first_column, first + step]), x, acc, input_precision="ieee")
+            if GATED:
+                up_weight = weight_ptr.load([OUT + first_column, first + step])
+                up = tl.dot(up_weight, x, up, input_precision="ieee")
+    else:
+        row = first_row + tl.arange(0, BLOCK_ROWS)
+        column = first_column + tl.arange(0, BLOCK_OUT)
+        x_row = x_ptr + row.to(tl.int64)[None, :] * x_stride
+        weight_row = weight_ptr + column[:, None] * K
+        for step in range(0, LENGTH, BLOCK_K):
+            k = first + step + tl.arange(0, BLOCK_K)
+            x = _load(x_row + k[:, None], row[None, :] < num_rows, k[:, None] < K, EXACT, False)  # noqa: FBT003 - ALL_OUTER
+            # Masks that are always true are left out: they would cost registers in every step.
+            weight = _load(
+                weight_row + k[None, :], column[:, None] < OUT, k[None, :] < K, EXACT, OUT % BLOCK_OUT == 0
+            )
+            if NORM:
+                wide = x.to(tl.float32)
+                squares += wide * wide
+                scale = tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+                x = (wide * scale[:, None]).to(weight.dtype)
+            acc = tl.dot(weight, x, acc, input_precision="ieee")
+            if GATED:
+                address = weight_row + OUT * K + k[None, :]
+                up_weight = _load(address, column[:, None] < OUT, k[None, :] < K, EXACT, OUT % BLOCK_OUT == 0)
+                up = tl.dot(up_weight, x, up, input_precision="ieee")
     return acc, up, squares
+
+
+@triton.jit
+def _load(address, outer, inner, ALL_INNER: tl.constexpr, ALL_OUTER: tl.constexpr):
+    """Load where outer and inner hold, zeros elsewhere; ALL_*: that one is true everywhere."""
+    if ALL_INNER and ALL_OUTER:
+        return tl.load(address)
+    elif ALL_INNER:  # noqa: RET505 - Triton follows one branch of a static if, not what comes after it
+        return tl.load(address, mask=outer, other=0.0)
+    else:
+        return tl.load(address, mask=outer & inner, other=0.0)
 
 
 @triton.jit
@@ -184,6 +195,7 @@ def linear_kernel(
     LENGTH: tl.constexpr,
     PARALLEL: tl.constexpr,
     GATED: tl.constexpr,
+    TMA: tl.constexpr,
     PDL: tl.constexpr,
     PREFETCH: tl.constexpr,
 ) -> None:
@@ -197,14 +209,15 @@ def linear_kernel(
     if PDL:
         _begin(weight_ptr, column, first, OUT, K, GATED, PREFETCH)
     acc, up, squares = _segment(
-        x_ptr, weight_ptr, norm_ptr, row, column, num_rows, x_stride, first,
-        LENGTH, EXACT, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, GATED, norm_ptr is not None,
+        x_ptr, weight_ptr, norm_ptr, block * BLOCK_ROWS, tile * BLOCK_OUT, num_rows, x_stride, first,
+        LENGTH, EXACT, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, GATED, norm_ptr is not None, TMA,
     )  # fmt: skip
     if not PARALLEL:
         for later in tl.static_range(1, SPLITS):
             part, _, _ = _segment(
-                x_ptr, weight_ptr, norm_ptr, row, column, num_rows, x_stride, later * LENGTH,
-                LENGTH, EXACT, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, GATED, norm_ptr is not None,
+                x_ptr, weight_ptr, norm_ptr, block * BLOCK_ROWS, tile * BLOCK_OUT, num_rows, x_stride,
+                later * LENGTH, LENGTH, EXACT, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, GATED,
+                norm_ptr is not None, TMA,
             )  # fmt: skip
             acc += part
     if norm_ptr is not None:
@@ -301,6 +314,7 @@ def max_kernel(
     BLOCK_OUT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    TMA: tl.constexpr,
     PDL: tl.constexpr,
     PREFETCH: tl.constexpr,
 ) -> None:
@@ -311,9 +325,9 @@ def max_kernel(
     if PDL:
         _begin(weight_ptr, column, 0, OUT, K, False, PREFETCH)  # noqa: FBT003 - GATED
     acc, _, squares = _segment(
-        x_ptr, weight_ptr, norm_ptr, row, column, num_rows, x_stride, 0,
+        x_ptr, weight_ptr, norm_ptr, block * BLOCK_ROWS, tile * BLOCK_OUT, num_rows, x_stride, 0,
         tl.cdiv(K, BLOCK_K) * BLOCK_K, K % BLOCK_K == 0, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K,
-        False, norm_ptr is not None,  # noqa: FBT003 - GATED
+        False, norm_ptr is not None, TMA,  # noqa: FBT003 - GATED
     )  # fmt: skip
     if norm_ptr is not None:
         acc *= _rms_scale(squares, eps, K, BLOCK_K, BLOCK_ROWS)[None, :]

@@ -5,6 +5,7 @@ what picks the tensor core instruction) depends on the weight alone. The rest ma
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 NUM_SMS = 132
 """Of an H100 or H200. The table may not ask the device: the bits would change with it."""
@@ -33,8 +34,11 @@ class Tiling:
     """of the norm's sum of squares; the norm can be in the loop where block_k is the same"""
     norm_in_loop: bool
     """norm inside the product instead of in a pass before it"""
+    tma: bool = False
+    """tiles fetched by the copy engine (Hopper), which spares the threads their addresses"""
 
 
+@lru_cache(maxsize=4096)
 def tiling(out: int, size: int, rows: int, *, gated: bool = False) -> Tiling:
     """The tiles of rows [rows, size] x weight [out, size]; `out` of one half if gated.
 
