@@ -80,7 +80,7 @@ def test_cuda_equals_cpu_in_float32(params):
 
 
 def test_rich_parameters_beside_plain_ones():
-    """Penalties and log-probabilities take the eager variant; the batch's other rows do not notice."""
+    """Penalties and log-probabilities take a graph of their own; the batch's other rows do not notice."""
     target = _target("cuda")
     rich = dataclasses.replace(GREEDY, repetition_penalty=1.3, logprobs=2, min_tokens=5)
     mixed = LLM(target, _drafter("peagle", target, 3), max_model_len=160, page_size=16)

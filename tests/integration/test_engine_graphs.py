@@ -68,9 +68,77 @@ def test_graphs_equal_eager_steps(target, kind, params):
     two = [output.outputs[0].token_ids for output in eager.generate(PROMPTS, params)]
 
     assert one == two
-    if params.logprobs is None:
-        assert graphed._runner._graphs._captured
-    assert graphed.stats.verify_seconds > 0
+    assert len(graphed._runner._graphs._captured) >= 3  # every step, rich ones too
+    assert graphed.stats.step_seconds > 0
+    assert graphed.stats.verify_seconds == 0
+    assert eager.stats.verify_seconds > 0
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle tree"])
+def test_steps_by_phase_give_the_same(target, kind):
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    outputs = []
+    for by_phase in (True, False):
+        llm = make(target, list(drafters(target))[KINDS.index(kind)](), time_phases=by_phase)
+        outputs.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)])
+        assert (llm.stats.verify_seconds > 0) == (llm.stats.draft_seconds > 0) == by_phase
+        assert (llm.stats.step_seconds > 0) != by_phase
+
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)), ids=KINDS)
+def test_overlap_and_plain_order_give_the_same(target, kind):
+    """Ends by length, by stop token and by stop rows on the device; late ones join."""
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=5 + 7 * i, stop_token_ids=(3 * i,), ignore_eos=i % 2 == 0)
+        for i in range(5)
+    ]
+    outputs = []
+    for overlap in (True, False):
+        llm = make(target, list(drafters(target))[kind](), overlap=overlap)
+        outputs.append([output.outputs[0] for output in llm.generate(PROMPTS, params)])
+
+    for one, other in zip(*outputs, strict=True):
+        assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "prompt_lookup"])
+def test_k_may_change_with_the_batch(target, kind):
+    params = [SamplingParams(temperature=0.0, max_tokens=8 + 8 * i, ignore_eos=True) for i in range(5)]
+    expected = make(target, None).generate_ids(PROMPTS, params)
+    llm = make(target, list(drafters(target))[KINDS.index(kind)]())
+    llm._runner._launcher._num_drafts = lambda batch_size: [1, 4, 0, 2][batch_size - 1]
+
+    assert llm.generate_ids(PROMPTS, params) == expected
+    assert len({variant.num_drafts for _, variant in llm._runner._graphs._captured}) == 4
+
+
+def test_warm_graphs_are_the_ones_that_run(target):
+    llm = make(target, random_head(target, "peagle", 4), warm_graphs=True)
+    captured = set(llm._runner._graphs._captured)
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    llm.generate(PROMPTS, params)
+
+    assert len(captured) == 6  # batches of 1, 2 and 4, greedy and sampled
+    assert set(llm._runner._graphs._captured) == captured
+
+
+def test_nothing_waits_for_the_device_but_the_report(target, monkeypatch):
+    """With the device's wait forbidden everywhere but at the report's event."""
+    llm = make(target, random_head(target, "eagle3", 4))
+    params = [
+        SamplingParams(
+            temperature=t, seed=1, max_tokens=30, ignore_eos=True, logit_bias={5: 1.0} if t else {}
+        )
+        for t in (0.0, 0.7, 0.0, 0.9, 0.0)
+    ]
+    first = llm.generate_ids(PROMPTS, params)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert llm.generate_ids(PROMPTS, params) == first
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_graphs_are_lossless_in_float32(target):

@@ -154,6 +154,7 @@ def build_engine(
     max_model_len: int,
     max_num_seqs: int,
     tree: TreeBudget | None = None,
+    time_phases: bool = False,
 ) -> "LLM":
     """Return an engine whose cache just holds max_num_seqs conversations of max_model_len tokens."""
     from eyas.engine.llm import LLM
@@ -165,6 +166,7 @@ def build_engine(
         tree=tree,
         max_model_len=min(max_model_len, target.config.max_position_embeddings),
         max_num_seqs=max_num_seqs,
+        time_phases=time_phases,
     )
 
 
@@ -192,6 +194,7 @@ def _engines(
             tree=method.tree,
             max_model_len=max_len,
             max_num_seqs=options.batch,
+            time_phases=True,
         )
         engines[method.name].generate([warmup] * options.batch, params)
     return engines

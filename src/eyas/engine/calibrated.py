@@ -5,7 +5,7 @@
 
 Batches up to `max_batch` take that entry, larger ones than all the last entry; k = 0 decodes plainly. An
 engine runs chains of varying K, or one tree: a tree is taken if every batch that the engine can have takes
-the same one, and else stands for a chain of its depth.
+the same one; else its entry's `chain_k` counts, the fastest chain there (without one, a chain of its depth).
 
 Measurements hold for the device and dtype that they were made on; elsewhere they are not used.
 """
@@ -61,8 +61,11 @@ def schedule_of(folder: Path, *, device: str, dtype: str, max_num_seqs: int) -> 
 
 
 def _entry(entry: Any, where: str) -> tuple[int, int, TreeBudget | None]:
+    """(max_batch, K of the chain, tree) of one entry."""
     good = (
         isinstance(entry, dict)
+        and type(entry.get("chain_k", 0)) is int
+        and entry.get("chain_k", 0) >= 0
         and type(entry.get("max_batch")) is int
         and type(entry.get("k")) is int
         and isinstance(entry.get("tree"), str | None)
@@ -71,10 +74,13 @@ def _entry(entry: Any, where: str) -> tuple[int, int, TreeBudget | None]:
     )
     if not good:
         raise ModelFormatError(
-            f"{where}.by_batch: an entry has max_batch (1 or more), k (0 or more) and tree (text or null), "
-            f"not {entry!r}; run `eyas calibrate` again"
+            f"{where}.by_batch: an entry has max_batch (1 or more), k and chain_k (0 or more) and tree (text or "
+            f"null), not {entry!r}; run `eyas calibrate` again"
         )
-    return entry["max_batch"], entry["k"], TreeBudget.parse(entry["tree"]) if entry["tree"] else None
+    if not entry["tree"]:
+        return entry["max_batch"], entry["k"], None
+    tree = TreeBudget.parse(entry["tree"])
+    return entry["max_batch"], entry.get("chain_k", tree.depth), tree
 
 
 def _schedule(entries: Sequence[tuple[int, int, TreeBudget | None]], max_num_seqs: int) -> Schedule:
@@ -84,4 +90,4 @@ def _schedule(entries: Sequence[tuple[int, int, TreeBudget | None]], max_num_seq
     trees = {tree for _, _, tree in needed}
     if len(trees) == 1 and (tree := trees.pop()) is not None:
         return Schedule(((max_num_seqs, tree.num_draft_tokens),), tree)
-    return Schedule(tuple((largest, tree.depth if tree else k) for largest, k, tree in needed))
+    return Schedule(tuple((largest, k) for largest, k, _ in needed))

@@ -24,7 +24,7 @@ from eyas.core.outputs import RequestOutput
 from eyas.core.sampling import SamplingParams
 from eyas.core.tree import TreeBudget
 from eyas.drafters.base import Drafter
-from eyas.engine.build import resolve_drafter, resolve_target
+from eyas.engine.build import resolve_drafter, resolve_schedule, resolve_target
 from eyas.engine.intake import Group, Intake, Prompt, context_limit
 from eyas.engine.progress import capture_bar, progress_bar
 from eyas.engine.request import Request
@@ -56,7 +56,8 @@ class LLM:
     Args:
         model: path or name of a target, or a loaded Target.
         drafter: a head folder, "prompt_lookup", "small:PATH", a Drafter, or None for plain decoding.
-        num_draft_tokens: K; None for the kind's own default (drafters/build.py).
+        num_draft_tokens: K; None for what `eyas calibrate` found best at each batch size on this device
+            (engine/calibrated.py), else for the kind's own default (drafters/build.py).
         sample_drafts: draw drafts from the drafter's distribution at the request's temperature and verify
             by the rejection rule; otherwise drafts are argmaxes, and a request gives the same tokens with
             and without a drafter.
@@ -79,6 +80,8 @@ class LLM:
         warm_graphs: capture the usual CUDA graphs now instead of each at its first use.
         overlap: launch each step before the last one's tokens are read, so that the host's work hides behind
             the device's; the tokens are the same. None for CUDA only.
+        prefix_caching: keep full pages of prompts and answers, the target's and the drafter's, for requests
+            that begin alike; a page that is needed for something else goes, least recently used first.
         time_phases: time verification and drafting apart (`stats`); a CUDA step is two graphs then, so it is
             for measuring.
         seed: of the seeds that requests without one get.
@@ -105,6 +108,7 @@ class LLM:
         enforce_eager: bool = False,
         warm_graphs: bool = False,
         overlap: bool | None = None,
+        prefix_caching: bool = False,
         time_phases: bool = False,
         seed: int = 0,
     ) -> None:
@@ -124,12 +128,20 @@ class LLM:
         if not 0.0 < gpu_memory_fraction <= 1.0:
             raise ConfigError(f"gpu_memory_fraction={gpu_memory_fraction} must be in (0, 1]")
         self.target = resolve_target(model, dtype=dtype, device=device)
+        budget = TreeBudget.parse(tree) if isinstance(tree, str) else tree
+        schedule = None
+        if num_draft_tokens is None and budget is None:
+            schedule = resolve_schedule(drafter, self.target, max_num_seqs, sample_drafts=sample_drafts)
+        if schedule is not None:
+            budget = schedule.tree
+            num_draft_tokens = schedule.most if budget is None else None
+            drafter = drafter if schedule.most else None
         self.drafter = resolve_drafter(
             drafter,
             self.target,
             num_draft_tokens=num_draft_tokens,
             sample_drafts=sample_drafts,
-            tree=TreeBudget.parse(tree) if isinstance(tree, str) else tree,
+            tree=budget,
         )
         max_len = context_limit(max_model_len, self.target.config.max_position_embeddings)
         if prefill_budget is None:
@@ -149,7 +161,9 @@ class LLM:
             eos_token_ids=eos_ids,
             enforce_eager=enforce_eager,
             overlap=self.target.device.type == "cuda" if overlap is None else overlap,
+            prefix_caching=prefix_caching,
             time_phases=time_phases,
+            schedule=schedule,
         )
         self._intake = Intake(
             tokenizer=self.target.tokenizer,

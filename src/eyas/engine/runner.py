@@ -10,6 +10,7 @@ from eyas.core.model_config import TargetConfig
 from eyas.core.tree import TreeBudget
 from eyas.drafters.base import Drafter
 from eyas.engine.block_manager import BlockManager
+from eyas.engine.calibrated import Schedule
 from eyas.engine.flight import Flight, Launcher, NumDrafts
 from eyas.engine.graphs import StepGraphs, bucket_of, visible_bound
 from eyas.engine.kv_cache import allocate, cache_sizes
@@ -43,7 +44,9 @@ class Runner:
         eos_token_ids: Sequence[int],
         enforce_eager: bool,
         overlap: bool,
+        prefix_caching: bool,
         time_phases: bool,
+        schedule: Schedule | None = None,
     ) -> None:
         device = target.device
         num_drafts = 0 if drafter is None else drafter.num_draft_tokens
@@ -94,13 +97,14 @@ class Runner:
             prefill_chunk=prefill_chunk,
             prefill_budget=prefill_budget,
             admit_together=admit_together,
+            prefix_salt=_salt(target, drafter) if prefix_caching else None,
         )
         self.stats = EngineStats()
         self._clock = PhaseClock(self.stats, device)
         self._graphs: StepGraphs | None = None
         if device.type == "cuda" and not enforce_eager:
             self._graphs = StepGraphs(self.models, self.state, by_phase=time_phases)
-        self._num_drafts: NumDrafts = lambda _: num_drafts
+        self._num_drafts: NumDrafts = schedule.num_drafts if schedule is not None else lambda _: num_drafts
         self._launcher = Launcher(
             self.models,
             self.state,
@@ -115,12 +119,21 @@ class Runner:
     @torch.no_grad()
     def step(self) -> list[Request]:
         """Launch one step; returns the requests that ended (with overlap in the step before it)."""
+        try:
+            return self._step()
+        except BaseException:
+            self.scheduler.distrust()
+            raise
+
+    def _step(self) -> list[Request]:
         begin = time.perf_counter()
         # A grammar must know all tokens so far before the next step is launched.
         overlap = self._overlap and all(one.grammar is None for one in self.scheduler.running)
         early = [] if overlap else self._land()
         plan = self.scheduler.schedule()
         self.stats.preemptions += len(plan.preempted)
+        self.stats.prefix_tokens += plan.num_known
+        self.stats.prefix_hits += plan.num_shared
         self._update_rows(plan)
         if plan.chunks:
             self._clock.start()
@@ -176,6 +189,11 @@ class Runner:
         self.state.set_pages(plan.grown)
         if plan.admitted:
             self.state.admit(plan.admitted)
+
+
+def _salt(target: Target, drafter: Drafter | None) -> bytes:
+    """Whose K and V the pages hold."""
+    return f"{target.identity.fingerprint} {None if drafter is None else drafter.name}".encode()
 
 
 def _tree_of(drafter: Drafter | None, config: TargetConfig) -> TreeBudget | None:

@@ -203,8 +203,8 @@ class SamplingState:
         self._write_lists(slot, {}, [])
 
     def _write(self, slot: int, floats: list[float], ints: list[int]) -> None:
-        self.floats[slot] = torch.tensor(floats, dtype=torch.float32)
-        self.ints[slot] = torch.tensor(ints, dtype=torch.int64)
+        _put(self.floats[slot], floats)
+        _put(self.ints[slot], ints)
 
     def _write_lists(self, slot: int, bias: dict[int, float], stops: list[int]) -> None:
         if slot in self._listed:
@@ -213,9 +213,15 @@ class SamplingState:
             self.stop_ids[slot] = -1
             self._listed.discard(slot)
         if bias:
-            self.bias_ids[slot, : len(bias)] = torch.tensor(list(bias), dtype=torch.int64)
-            self.bias_values[slot, : len(bias)] = torch.tensor(list(bias.values()), dtype=torch.float32)
+            _put(self.bias_ids[slot, : len(bias)], list(bias))
+            _put(self.bias_values[slot, : len(bias)], list(bias.values()))
         if stops:
-            self.stop_ids[slot, : len(stops)] = torch.tensor(stops, dtype=torch.int64)
+            _put(self.stop_ids[slot, : len(stops)], stops)
         if bias or stops:
             self._listed.add(slot)
+
+
+def _put(row: Tensor, values: Sequence[float]) -> None:
+    """Copy numbers of the host into a row; on CUDA nothing waits for the step that is running."""
+    host = torch.tensor(values, dtype=row.dtype, pin_memory=row.is_cuda)
+    row.copy_(host, non_blocking=True)
