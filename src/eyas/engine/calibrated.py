@@ -74,7 +74,7 @@ def _entry(entry: Any, where: str) -> tuple[int, int, TreeBudget | None]:
     )
     if not good:
         raise ModelFormatError(
-            f"{where}.by_batch: an entry has max_batch (1 or more), k and chain_k (0 or more) and tree (text or "
+            f"{where}.by_batch: an entry has max_batch (1 or more), k, chain_k (0 or more) and tree (text or "
             f"null), not {entry!r}; run `eyas calibrate` again"
         )
     if not entry["tree"]:
