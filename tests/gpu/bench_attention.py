@@ -1,6 +1,6 @@
 """Micro-benchmark of decode attention against reading the keys and values, and against torch's.
 
-    python tests/gpu/bench_attention.py --json               batches 1, 8, 64; rows 1 and 8; context 1024, 4096
+    python tests/gpu/bench_attention.py --json               all cases
     python tests/gpu/bench_attention.py --json --model 8b    one model
 
 Every figure is the time of one layer among many in a CUDA graph, over caches that together do not fit in the
@@ -60,7 +60,8 @@ class Bench:
         shape = (self.copies, case.batch * pages + 1, PAGE, self.kv_heads, self.head_dim)
         self.keys, self.values = (self._normal(*shape) for _ in range(2))
         table = torch.randperm(case.batch * pages, device="cuda") + 1
-        self.table = table.view(case.batch, pages).int()
+        # Wider than the context, as a page table for longer requests is.
+        self.table = functional.pad(table.view(case.batch, pages).int(), (0, 3 * pages))
         start = torch.full((case.batch,), case.context - case.rows, device="cuda")
         counts = torch.full_like(start, case.rows)
         self.fields: Rows = chain_rows(start, counts, self.table, case.rows, PAGE, case.context)

@@ -25,6 +25,7 @@ import torch
 import triton
 from torch import Tensor
 
+from eyas.kernels.settings import settings
 from eyas.kernels.triton import paged_attention_kernels as kernels
 from eyas.kernels.triton.kv_write import packed_heads
 from eyas.kernels.triton.rotary import rotate_and_cache
@@ -200,12 +201,15 @@ def _attend(
         SPLIT=splits > 1,
         LAST_FOLDS=LAST_FOLDS,
         EXACT=queries.dtype == torch.float32,
+        PDL=settings.pdl,
         num_warps=4,
         num_stages=stages,
         enable_fp_fusion=False,
+        **({"launch_pdl": True} if settings.pdl else {}),
     )
     if splits > 1 and not LAST_FOLDS:
-        kernels.fold_kernel[(kv_heads, tiles_each, requests)](
+        pieces = block_m // kernels.PIECE.value
+        kernels.fold_kernel[(kv_heads, tiles_each * pieces, requests)](
             out,
             q_start,
             visible,

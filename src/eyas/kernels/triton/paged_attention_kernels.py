@@ -9,6 +9,9 @@ import triton.language as tl
 
 from eyas.kernels.triton.rotary import rotated
 
+PIECE = tl.constexpr(16)
+"""Pairs that are folded together from memory; small, so that many loads are under way."""
+
 
 @triton.jit
 def _popcount(bits):
@@ -78,27 +81,6 @@ def _fold(peak, total, acc, more_peak, more_total, more_acc):
 
 
 @triton.jit
-def _fold_stored(
-    acc_ptr, peak_ptr, total_ptr, place, stride, num_chunks, live, BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Fold the stored states of a tile, chunk by chunk; pair m of chunk c is at place [M] + c * stride."""
-    d = tl.arange(0, BLOCK_D)
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for chunk in range(num_chunks):
-        at = place + chunk * stride
-        # .cg: from the cache that all programs share.
-        more_peak = tl.load(peak_ptr + at, mask=live, other=float("-inf"), cache_modifier=".cg")
-        more_total = tl.load(total_ptr + at, mask=live, other=0.0, cache_modifier=".cg")
-        where = at[:, None] * BLOCK_D + d[None, :]
-        more_acc = tl.load(acc_ptr + where, mask=live[:, None], other=0.0, cache_modifier=".cg")
-        peak, total, acc = _fold(peak, total, acc, more_peak, more_total, more_acc)
-    return peak, total, acc
-
-
-@triton.jit
 def _store_out(
     out_ptr, sinks_ptr, token, head, live, peak, total, acc, NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, HAS_SINKS: tl.constexpr,
@@ -117,6 +99,38 @@ def _store_out(
         out.to(out_ptr.dtype.element_ty),
         mask=live[:, None] & (d < HEAD_DIM)[None, :],
     )
+
+
+@triton.jit
+def _fold_stored(
+    out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, rows, kv_head, tile, piece, place, num_chunks,
+    max_chunks, kept_pairs, NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """Fold the stored states of one piece of a tile, chunk by chunk, and write its rows of the result.
+
+    `place` int64 numbers the tiles; pair m of it and chunk c have state (place * max_chunks + c) * kept + m.
+    """
+    pair = piece * PIECE + tl.arange(0, PIECE)
+    row = (tile * BLOCK_M + pair) // GROUP
+    live = (pair < BLOCK_M) & (row < rows)
+    d = tl.arange(0, BLOCK_D)
+    peak = tl.full([PIECE], float("-inf"), tl.float32)
+    total = tl.zeros([PIECE], tl.float32)
+    acc = tl.zeros([PIECE, BLOCK_D], tl.float32)
+    for chunk in tl.range(0, num_chunks, num_stages=4):
+        at = (place * max_chunks + chunk) * kept_pairs + pair
+        # .cg: from the cache that all programs share.
+        more_peak = tl.load(peak_ptr + at, mask=live, other=float("-inf"), cache_modifier=".cg")
+        more_total = tl.load(total_ptr + at, mask=live, other=0.0, cache_modifier=".cg")
+        where = at[:, None] * BLOCK_D + d[None, :]
+        more_acc = tl.load(acc_ptr + where, mask=live[:, None], other=0.0, cache_modifier=".cg")
+        peak, total, acc = _fold(peak, total, acc, more_peak, more_total, more_acc)
+    head = kv_head * GROUP + (tile * BLOCK_M + pair) % GROUP
+    _store_out(
+        out_ptr, sinks_ptr, (begin + row).to(tl.int64), head, live, peak, total, acc, NUM_HEADS, HEAD_DIM,
+        BLOCK_D, HAS_SINKS,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -200,8 +214,13 @@ def attention_kernel(
     CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_R: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr, HAS_SINKS: tl.constexpr,
     ROTATE: tl.constexpr, SPLIT: tl.constexpr, LAST_FOLDS: tl.constexpr, EXACT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: a KV head, a tile of a request's pairs, and its chunks split, split + splits, ..."""
+    if PDL:
+        # The next kernel may fetch its weights while this one runs.
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     kv_head = tl.program_id(0)
     tile = tl.program_id(1) // splits
     split = tl.program_id(1) % splits
@@ -236,10 +255,8 @@ def attention_kernel(
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    finished = num_chunks >= 0
     if SPLIT:
         place = ((request * (tl.num_programs(1) // splits) + tile) * NUM_KV_HEADS + kv_head).to(tl.int64)
-        stored = place * max_chunks * kept_pairs + tl.arange(0, BLOCK_M)
         for chunk in range(split, num_chunks, splits):
             start = (first_chunk + chunk) * CHUNK
             peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -253,21 +270,22 @@ def attention_kernel(
                 )  # fmt: skip
             # A tile's only chunk is the whole and stays where it is.
             if num_chunks > 1:
-                goal = stored + chunk * kept_pairs
+                goal = (place * max_chunks + chunk) * kept_pairs + tl.arange(0, BLOCK_M)
                 tl.store(peak_ptr + goal, peak, mask=live)
                 tl.store(total_ptr + goal, total, mask=live)
                 tl.store(acc_ptr + goal[:, None] * BLOCK_D + d[None, :], acc, mask=live[:, None])
-        if num_chunks > 1:
-            finished = num_chunks < 0
-            if LAST_FOLDS:
-                # All threads have stored before one of them counts; who counts last sees all of it.
-                tl.debug_barrier()
-                arrived = tl.atomic_add(arrivals_ptr + place, 1, sem="acq_rel", scope="gpu")
-                finished = arrived == workers - 1
-                if finished:
-                    tl.store(arrivals_ptr + place, 0)
-                    peak, total, acc = _fold_stored(
-                        acc_ptr, peak_ptr, total_ptr, stored, kept_pairs, num_chunks, live, BLOCK_M, BLOCK_D,
+        if LAST_FOLDS and num_chunks > 1:
+            # All threads have stored before one of them counts; who counts last sees all of it.
+            tl.debug_barrier()
+            arrived = tl.atomic_add(arrivals_ptr + place, 1, sem="acq_rel", scope="gpu")
+            if arrived == workers - 1:
+                tl.store(arrivals_ptr + place, 0)
+                pairs = tl.minimum(rows * GROUP - tile * BLOCK_M, BLOCK_M)
+                for piece in range((pairs + PIECE - 1) // PIECE):
+                    _fold_stored(
+                        out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, rows, kv_head, tile, piece,
+                        place, num_chunks, max_chunks, kept_pairs, NUM_HEADS, GROUP, HEAD_DIM, BLOCK_M,
+                        BLOCK_D, HAS_SINKS,
                     )  # fmt: skip
     else:
         whole_peak, whole_total, whole_acc = peak, total, acc
@@ -285,7 +303,7 @@ def attention_kernel(
                 total = tl.zeros([BLOCK_M], tl.float32)
                 acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         peak, total, acc = _fold(whole_peak, whole_total, whole_acc, peak, total, acc)
-    if finished:
+    if (not SPLIT) or num_chunks <= 1:
         _store_out(
             out_ptr, sinks_ptr, token, head, live, peak, total, acc, NUM_HEADS, HEAD_DIM, BLOCK_D, HAS_SINKS,
         )  # fmt: skip
@@ -299,20 +317,19 @@ def fold_kernel(
     HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """The second pass where the last program doesn't fold; tiles of one chunk are written already."""
-    kv_head, tile, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    PIECES: tl.constexpr = BLOCK_M // PIECE
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
-    token, pair, live, _, _, _, _, _, num_chunks = _tile(
+    kv_head, tile, request = tl.program_id(0), tl.program_id(1) // PIECES, tl.program_id(2)
+    begin = tl.load(q_start_ptr + request)
+    rows = tl.load(q_start_ptr + request + 1) - begin
+    _, _, _, _, _, _, _, _, num_chunks = _tile(
         q_start_ptr, visible_ptr, tree_bits_ptr, request, tile, num_keys, window, GROUP, BLOCK_M, CHUNK,
         HAS_WINDOW, HAS_TREE,
     )  # fmt: skip
     if num_chunks > 1:
-        place = ((request * tl.num_programs(1) + tile) * NUM_KV_HEADS + kv_head).to(tl.int64)
-        stored = place * max_chunks * kept_pairs + tl.arange(0, BLOCK_M)
-        peak, total, acc = _fold_stored(
-            acc_ptr, peak_ptr, total_ptr, stored, kept_pairs, num_chunks, live, BLOCK_M, BLOCK_D
-        )
-        head = kv_head * GROUP + pair % GROUP
-        _store_out(
-            out_ptr, sinks_ptr, token, head, live, peak, total, acc, NUM_HEADS, HEAD_DIM, BLOCK_D,
-            HAS_SINKS,
+        place = ((request * (tl.num_programs(1) // PIECES) + tile) * NUM_KV_HEADS + kv_head).to(tl.int64)
+        _fold_stored(
+            out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, rows, kv_head, tile,
+            tl.program_id(1) % PIECES, place, num_chunks, max_chunks, kept_pairs, NUM_HEADS, GROUP,
+            HEAD_DIM, BLOCK_M, BLOCK_D, HAS_SINKS,
         )  # fmt: skip

@@ -164,20 +164,19 @@ def _rotate_and_cache_kernel(  # noqa: ANN202
     goal = (row * NUM_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
     tl.store(out_ptr + goal, query, mask=live[:, None] & (d < HEAD_DIM)[None, :])
     slot = tl.load(slots_ptr + row)
-    if slot >= 0:
-        head = tl.arange(0, BLOCK_KV)
-        live = head < NUM_KV_HEADS
-        token = tl.zeros([BLOCK_KV], tl.int64) + row
-        where = row * row_stride + (NUM_HEADS + head) * HEAD_DIM
-        key = rotated(
-            qkv_ptr, where, token, live, cos_ptr, sin_ptr, k_norm_ptr, eps, HAS_NORM, HEAD_DIM, BLOCK_D
-        )
-        mask = live[:, None] & (d < HEAD_DIM)[None, :]
-        value_at = where[:, None] + NUM_KV_HEADS * HEAD_DIM + d[None, :]
-        value = tl.load(qkv_ptr + value_at, mask=mask, other=0.0)
-        goal = (slot * NUM_KV_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
-        tl.store(key_cache_ptr + goal, key, mask=mask)
-        tl.store(value_cache_ptr + goal, value, mask=mask)
+    kv_head = tl.arange(0, BLOCK_KV)
+    cached = (kv_head < NUM_KV_HEADS) & (slot >= 0)
+    token = tl.zeros([BLOCK_KV], tl.int64) + row
+    where = row * row_stride + (NUM_HEADS + kv_head) * HEAD_DIM
+    key = rotated(
+        qkv_ptr, where, token, cached, cos_ptr, sin_ptr, k_norm_ptr, eps, HAS_NORM, HEAD_DIM, BLOCK_D
+    )
+    mask = cached[:, None] & (d < HEAD_DIM)[None, :]
+    value_at = where[:, None] + NUM_KV_HEADS * HEAD_DIM + d[None, :]
+    value = tl.load(qkv_ptr + value_at, mask=mask, other=0.0)
+    goal = (slot * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
+    tl.store(key_cache_ptr + goal, key, mask=mask)
+    tl.store(value_cache_ptr + goal, value, mask=mask)
 
 
 def rotate_and_cache(

@@ -1,0 +1,71 @@
+"""The attention kernels compile for sm_90 without a GPU; the interpreter does not check Triton's types."""
+
+import os
+
+import pytest
+
+from eyas.kernels.triton import norm, rotary, rows
+from eyas.kernels.triton import paged_attention_kernels as attention
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+MOST_SHARED_BYTES = 227 * 1024
+TYPES = {
+    "*i32": ("page_table", "q_start", "visible", "arrivals"),
+    "*i64": ("tree_bits", "slots", "positions", "start", "counts", "depths", "bits", "bits_out"),
+    "*fp32": ("cos", "sin", "cos_out", "sin_out", "sinks", "acc", "peak", "total"),
+}
+SCALARS = {"scale": "fp32", "eps": "fp32"}
+HEADS = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "BLOCK_D": 128}
+SMALL = {"NUM_HEADS": 14, "NUM_KV_HEADS": 2, "HEAD_DIM": 64, "BLOCK_D": 64}
+TILE = {"CHUNK": 256, "BLOCK_M": 64, "HAS_WINDOW": False, "HAS_TREE": False, "HAS_SINKS": False}
+ALL = {"HAS_WINDOW": True, "HAS_TREE": True, "HAS_SINKS": True}
+WAYS = {"PAGE_SIZE": 16, "BLOCK_N": 64, "BLOCK_R": 1, "ROTATE": False, "SPLIT": True, "LAST_FOLDS": True}
+WAYS |= TILE | {"EXACT": False, "PDL": False}
+
+CASES = {
+    "walk": (attention.attention_kernel, HEADS | WAYS | {"SPLIT": False}),
+    "rotated": (attention.attention_kernel, HEADS | WAYS | {"ROTATE": True, "BLOCK_R": 16, "PDL": True}),
+    "everything": (attention.attention_kernel, SMALL | WAYS | ALL | {"ROTATE": True, "LAST_FOLDS": False}),
+    "float32": (
+        attention.attention_kernel,
+        SMALL | WAYS | ALL | {"BLOCK_M": 16, "BLOCK_N": 32, "EXACT": True, "ROTATE": True},
+    ),
+    "second pass": (attention.fold_kernel, HEADS | TILE | ALL),
+    "rotation of normed heads": (
+        rotary._rotate_and_cache_kernel,
+        SMALL | {"HAS_NORM": True, "BLOCK_HEADS": 16, "BLOCK_KV": 2},
+    ),
+    "chain rows": (rows._rows_kernel, {"HAS_TREE": False, "BLOCK": 128}),
+    "tree rows": (rows._rows_kernel, {"HAS_TREE": True, "BLOCK": 128}),
+    "added norm": (norm._rms_norm_kernel, {"ADD": True, "BLOCK": 4096}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_compiles_and_fits(name):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel, constants = CASES[name]
+    exact = constants.get("EXACT", False)
+    types = {f"{name}_ptr": kind for kind, names in TYPES.items() for name in names} | SCALARS
+    other = "*fp32" if exact else "*bf16"
+    if kernel is norm._rms_norm_kernel:
+        types["total_ptr"] = other
+    signature = {
+        name: "constexpr" if name in constants else types.get(name, other if name.endswith("_ptr") else "i32")
+        for name in kernel.arg_names
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    options = {"num_warps": 4, "num_stages": 1 if exact else 3, "enable_fp_fusion": False}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert compiled.metadata.shared <= MOST_SHARED_BYTES
+    if kernel is attention.attention_kernel and not exact:
+        assert "wgmma" in compiled.asm["ptx"]
+        # Rounding is spelt out: nothing else may contract a product and a sum.
+        assert not compiled.metadata.enable_fp_fusion
