@@ -199,7 +199,7 @@ def show(
     for number in range(index, min(index + count, data.num_documents)):
         ids, spans = data.document(number)
         documents.append(
-            {"index": number, "ids": ids, "spans": spans, "pieces": _pieces(tokenizer, ids, spans)}
+            {"index": number, "ids": ids, "spans": spans, "pieces": pieces(tokenizer, ids, spans)}
         )
     if as_json:
         console.print_json(documents)
@@ -272,7 +272,7 @@ def _sizes(text: str, vocab_size: int) -> list[int]:
     return [size for size in sizes if size <= vocab_size]
 
 
-def _pieces(tokenizer: Any, ids: list[int], spans: list[tuple[int, int]]) -> list[dict[str, Any]]:
+def pieces(tokenizer: Any, ids: list[int], spans: list[tuple[int, int]]) -> list[dict[str, Any]]:
     """Text of alternating context and supervised stretches."""
     edges, pieces = [0, *(edge for span in spans for edge in span), len(ids)], []
     for number, (begin, end) in enumerate(itertools.pairwise(edges)):

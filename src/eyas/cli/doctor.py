@@ -1,18 +1,25 @@
-"""`eyas doctor`: what Eyas will run with on this machine."""
+"""`eyas doctor`: what Eyas will run with on this machine; `eyas doctor train`: a recipe before its run."""
 
 import os
 from typing import Annotated, Any
 
 import typer
 
-from eyas.cli import console
+from eyas.cli import console, doctor_train
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app.command("train")(doctor_train.command)
 
 
+@app.callback(invoke_without_command=True)
 def command(
+    context: typer.Context,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Print versions, devices and threads, and say what looks wrong."""
+    if context.invoked_subcommand is not None:
+        return
     facts = gather()
     if as_json:
         console.print_json(facts)

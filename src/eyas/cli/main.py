@@ -44,7 +44,7 @@ VERBS: dict[str, Verb] = {
     "data": Verb("eyas.cli.data", "Make and look at training data."),
     "export": Verb("eyas.cli.export", "Write a head in the format that vLLM and SGLang load."),
     "models": Verb("eyas.cli.models", "Get small real models to try things on."),
-    "doctor": Verb("eyas.cli.doctor", "Versions, devices and threads that Eyas will use."),
+    "doctor": Verb("eyas.cli.doctor", "Versions, devices and threads; or a training recipe, examined."),
 }
 
 

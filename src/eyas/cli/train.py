@@ -26,34 +26,14 @@ def command(
     import json
 
     from eyas.config import load_config
-    from eyas.data.store import TokenStore
-    from eyas.data.template import ChatTemplate
-    from eyas.targets.load import load_target
     from eyas.training.config import TrainConfig
     from eyas.training.display import QuietDisplay, RichDisplay
     from eyas.training.parallel import World
-    from eyas.training.trainer import Trainer
 
     config = load_config(TrainConfig, recipe, [*(overrides or []), *([f"preset={preset}"] if preset else [])])
-    store = TokenStore.load(Path(config.data.store))
     world = World.join(device)
-    device = device if world.device is None else str(world.device)
-    dtype = None if config.target.dtype == "auto" else config.target.dtype
-    # Unpacked: training multiplies whole batches, which the CPU's decoding layout does not serve.
-    target = load_target(config.target.path, **console.device_and_dtype(device, dtype), pack=False)
-    template_ids: frozenset[int] = frozenset()
-    if getattr(target.tokenizer, "chat_template", None):
-        from eyas.cli.data import end_ids
-
-        template_ids = ChatTemplate(target.tokenizer, end_ids(target)).own_ids()
-    trainer = Trainer(
-        config,
-        target,
-        store,
-        template_ids=template_ids,
-        display=QuietDisplay() if quiet else RichDisplay(),
-        evaluate=_evaluator(config, target) if config.decoding.prompts else None,
-        world=world,
+    trainer = open_trainer(
+        config, device=device, display=QuietDisplay() if quiet else RichDisplay(), world=world
     )
     out = trainer.train()
     world.leave()
@@ -71,6 +51,34 @@ def command(
     for name, figures in meta.get("decoding", {}).items():
         printer.print(f"{name}: AL {figures['acceptance_length']:.3f} over {figures['num_prompts']} prompts")
     printer.print(f"head in {out}")
+
+
+def open_trainer(config: Any, *, device: str | None, display: Any = None, world: Any = None) -> Any:
+    """Load what a recipe (TrainConfig) names, and the Trainer over it; nothing is written yet."""
+    from eyas.data.store import TokenStore
+    from eyas.data.template import ChatTemplate
+    from eyas.targets.load import load_target
+    from eyas.training.trainer import Trainer
+
+    store = TokenStore.load(Path(config.data.store))
+    dtype = None if config.target.dtype == "auto" else config.target.dtype
+    place = device if world is None or world.device is None else str(world.device)
+    # Unpacked: training multiplies whole batches, which the CPU's decoding layout does not serve.
+    target = load_target(config.target.path, **console.device_and_dtype(place, dtype), pack=False)
+    template_ids: frozenset[int] = frozenset()
+    if getattr(target.tokenizer, "chat_template", None):
+        from eyas.cli.data import end_ids
+
+        template_ids = ChatTemplate(target.tokenizer, end_ids(target)).own_ids()
+    return Trainer(
+        config,
+        target,
+        store,
+        template_ids=template_ids,
+        display=display,
+        evaluate=_evaluator(config, target) if config.decoding.prompts else None,
+        world=world,
+    )
 
 
 def _evaluator(config: Any, target: Any) -> Any:

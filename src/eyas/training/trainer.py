@@ -156,20 +156,20 @@ class Trainer:
         self.display.start(self._header())
         self._gemm_rate = gemm_rate(self.target.device, self._autocast() or torch.float32)
         self._started = time.monotonic() - self.state.seconds
-        window = self._new_window()
+        window = self.new_window()
         try:
             while not self._finished():
-                self._one_step(window)
+                self.advance(window)
                 step = self.state.step
                 if step % run.log_every == 0:
                     self._record(log, self._summary(window))
-                    window = self._new_window()
+                    window = self.new_window()
                 better = bool(run.validate_every) and step % run.validate_every == 0 and self._validate(log)
                 if run.checkpoint_every and (better or step % run.checkpoint_every == 0):
                     self._checkpoint(checkpoints, identity, window)
             if window.steps:
                 self._record(log, self._summary(window))
-                window = self._new_window()
+                window = self.new_window()
             if self._last_validation.get("step") != self.state.step:
                 self._validate(log)
             if run.checkpoint_every:
@@ -237,12 +237,13 @@ class Trainer:
             return True
         return run.max_minutes is not None and self.world.agree(self.seconds) >= 60 * run.max_minutes
 
-    def _one_step(self, window: Window) -> None:
+    def advance(self, window: Window) -> None:
+        """One optimizer step, its sums into `window`."""
         run, began, clock = self.config.run, self.seconds, self.step.clock
         clock.start()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self._next_progress(), self.config.optim)
-        prepared = self._prepare()
+        prepared = self.prepare()
         counted = [self.step.normaliser(item) for item in prepared]
         normaliser = self.world.sum(torch.stack(counted).sum())
         clock.lap("data")
@@ -271,7 +272,7 @@ class Trainer:
         window.close_step(tokens, self.world.whole(norm))
         clock.lap("optimizer")
 
-    def _prepare(self) -> list[Prepared]:
+    def prepare(self) -> list[Prepared]:
         """This process's part of the step's batches; the loader moves past all of them."""
         run, mine, prepared = self.config.run, {share.micro: share for share in self.shares}, []
         for micro in range(run.accumulation):
@@ -307,7 +308,8 @@ class Trainer:
 
     # -- records ----------------------------------------------------------------------------------------
 
-    def _new_window(self) -> Window:
+    def new_window(self) -> Window:
+        """Empty sums."""
         return Window(self.objective.num_depths, self.target.device, self.step.clock)
 
     def _check_finite(self, window: Window) -> None:

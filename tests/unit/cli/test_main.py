@@ -90,3 +90,12 @@ def test_doctor_prints_text(capsys):
     status, out, _ = run(capsys, "doctor")
     assert status == 0
     assert "torch threads" in out
+
+
+def test_doctor_is_a_group(capsys):
+    status, out, _ = run(capsys, "doctor", "--help")
+    assert status == 0
+    assert "train" in out
+    status, _, err = run(capsys, "doctor", "train", "no-such-recipe.yaml")
+    assert status == 2
+    assert "no-such-recipe.yaml: there is no such file" in err
