@@ -13,6 +13,7 @@ import torch
 from eyas.kernels import dispatch_step
 from eyas.kernels.dispatch import use_backend
 from eyas.kernels.reference.step_expand import MaskRow
+from eyas.kernels.reference.step_grow import Pool
 from eyas.kernels.reference.step_settle import StateRows
 from eyas.kernels.reference.step_take import Source
 
@@ -175,6 +176,100 @@ def test_move_nodes(shared):
     # Page 0 is scratch: the reference parks unmoved rows there.
     assert torch.equal(results[0][:, :, 1:], results[1][:, :, 1:])
     assert not torch.equal(results[1], torch.stack([torch.stack(layers) for layers in caches]))
+
+
+def _random_parents(num_drafts, max_depth, generator, num_trees=6):
+    """Parents of random trees, int64 [B, N], of at most max_depth."""
+    parents = torch.zeros(num_trees, num_drafts, dtype=torch.int64)
+    for tree in range(num_trees):
+        depths = [0]
+        for node in range(num_drafts):
+            shallow = [row for row, depth in enumerate(depths) if depth < max_depth]
+            parents[tree, node] = shallow[int(torch.randint(len(shallow), (), generator=generator))]
+            depths.append(depths[int(parents[tree, node])] + 1)
+    return parents
+
+
+@pytest.mark.parametrize(("num_drafts", "max_depth"), [(1, 1), (6, 3), (24, 5), (62, 8), (62, 62)])
+@pytest.mark.gpu
+def test_trees_and_their_paths(num_drafts, max_depth):
+    generator = torch.Generator().manual_seed(num_drafts)
+    parents = _random_parents(num_drafts, max_depth, generator)
+    if max_depth == 62:
+        parents[0] = torch.arange(62)
+    # Two tokens only: long paths, and siblings that are equal.
+    tokens = torch.randint(0, 2, (6, num_drafts + 1), generator=generator)
+    tokens[torch.rand(tokens.shape, generator=generator) < 0.1] = -1
+    choices = torch.randint(0, 2, (6, num_drafts + 1), generator=generator)
+    results = []
+    for backend in ("reference", "triton"):
+        with use_backend(backend):
+            shape = dispatch_step.tree_shape(parents.to(DEVICE), max_depth)
+            path = dispatch_step.accept_path(choices.to(DEVICE), tokens.to(DEVICE), *shape, max_depth)
+            results.append((*shape, *path))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("size", "top_k"), [(40, 4), (2048, 1), (5000, 10)])
+@pytest.mark.gpu
+def test_top_logprobs(size, top_k, dtype):
+    generator = torch.Generator().manual_seed(size)
+    # Distinct values: which of equals the library names is up to it.
+    order = torch.stack([torch.randperm(size, generator=generator) for _ in range(6)]).view(3, 2, size)
+    values = order.float() / size
+    if dtype != torch.float32:
+        values = torch.where(order >= size - top_k, 20.0 + order - size, values)
+    logits = values.to(DEVICE, dtype)
+    index_map = torch.arange(size, device=DEVICE) * 3
+    for ids in (None, index_map):
+        results = []
+        for backend in ("reference", "triton"):
+            with use_backend(backend):
+                results.append(dispatch_step.top_logprobs(logits, top_k, ids))
+        assert torch.equal(results[0][0], results[1][0])
+        torch.testing.assert_close(results[0][1], results[1][1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("children", [True, False])
+@pytest.mark.parametrize(
+    ("depth", "top_k", "width", "num_drafts"), [(1, 4, 4, 3), (4, 3, 3, 12), (5, 10, 30, 40)]
+)
+@pytest.mark.gpu
+def test_growing_a_tree(depth, top_k, width, num_drafts, children):
+    """Scores in steps of a quarter, so that many are equal and the order among them shows."""
+    generator = torch.Generator().manual_seed(depth)
+    capacity = depth * (width * top_k if children else width)
+    results = []
+    levels = []
+    nodes = 1
+    for _ in range(depth):
+        log_q = -torch.randint(0, 9, (3, nodes, top_k), generator=generator).float() / 4
+        tokens = torch.randint(0, 99, (3, nodes, top_k), generator=generator)
+        levels.append((tokens.to(DEVICE), log_q.sort(-1, descending=True).values.to(DEVICE)))
+        nodes = min(width, nodes * top_k)
+    for backend in ("reference", "triton"):
+        pool = Pool(
+            torch.zeros(3, capacity, dtype=torch.int64, device=DEVICE),
+            torch.zeros(3, capacity, device=DEVICE),
+            torch.zeros(3, capacity, dtype=torch.int64, device=DEVICE),
+            torch.zeros(3, capacity, dtype=torch.bool, device=DEVICE),
+        )
+        frontier, size, found = None, 0, []
+        with use_backend(backend):
+            for tokens, log_q in levels:
+                new = min(width, tokens[0].numel())
+                bit = 2 * len(found)
+                frontier = dispatch_step.grow(
+                    pool, size, frontier, tokens, log_q, new, bit, children=children
+                )
+                size += tokens[0].numel() if children else new
+                found += [*frontier]
+            found += [*dispatch_step.best(pool, size, min(num_drafts, size))]
+        results.append([*found, *[field[:, :size] for field in pool]])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the child process")

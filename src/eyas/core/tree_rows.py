@@ -1,4 +1,4 @@
-"""Draft trees on the device: one shape a request, found from parents alone without a loop over nodes.
+"""Draft trees on the device: one shape a request, as kernels/reference/step_tree finds it from parents.
 
 Row 0 is the root, the last committed token; drafted nodes follow, parents before children (core/tree).
 
@@ -8,7 +8,6 @@ Example, the tree of core/tree for one request:
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 
@@ -21,19 +20,3 @@ class TreeRows(NamedTuple):
     """int64 [B, R]"""
     ancestor_bits: Tensor
     """int64 [B, R]; bit j of row i: row j is row i or above it"""
-
-    @classmethod
-    def from_parents(cls, draft_parents: Tensor, max_depth: int) -> "TreeRows":
-        """Lay out the rows of drafts whose parents are draft_parents int64 [B, N], as row numbers.
-
-        `max_depth` bounds the depths. Each round doubles the distance that a row has looked up.
-        """
-        num_requests, num_drafts = draft_parents.shape
-        row = torch.arange(num_drafts + 1, device=draft_parents.device).expand(num_requests, -1)
-        parents = torch.cat((row[:, :1], draft_parents), dim=1)
-        above, depths, bits = parents, (row > 0).long(), torch.ones_like(row) << row
-        for _ in range(max_depth.bit_length()):
-            bits = bits | bits.gather(1, above)
-            depths = depths + depths.gather(1, above)
-            above = above.gather(1, above)
-        return cls(parents, depths, bits)

@@ -18,75 +18,52 @@ Example, k = 2, N = 3, log q of [-.1, -3] below the root, [-.2, -2] below its fi
 its second: pool scores -.1 -3 | -.3 -2.1 -3.1 -7, tree = entries 0, 2, 3 with parents (rows) 0, 1, 1.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from eyas.kernels import dispatch_step
+from eyas.kernels.reference.step_grow import Frontier, Pool
 
-class Frontier(NamedTuple):
-    """Nodes that are expanded next."""
-
-    entries: Tensor
-    """int64 [B, W], their places in the pool"""
-    slots: Tensor
-    """int64 [B, W], their places among the W_before * k candidates that they were chosen from"""
-    scores: Tensor
-    """float32 [B, W], cumulative log q"""
-    likely: Tensor
-    """bool [B, W], whether the node is on the most likely path (one a request)"""
+__all__ = ["Frontier", "TreePool"]
 
 
 class TreePool:
-    """Candidates of all depths so far. Made for one call of `propose`."""
+    """Candidates of all depths so far. Made for one call of `propose`.
 
-    def __init__(self) -> None:
-        self._tokens: list[Tensor] = []
-        self._scores: list[Tensor] = []
-        self._parents: list[Tensor] = []
-        self._likely: list[Tensor] = []
-        self._size = 0
+    Args:
+        num_requests: B.
+        capacity: M, entries that will be put in at most.
+        device: of the tensors.
+        children: keep all children of a frontier; else only those that become the next one, which is enough
+            where frontiers are as wide as the tree.
+    """
 
-    def grow(self, frontier: Frontier | None, tokens: Tensor, log_q: Tensor, width: int) -> Frontier:
+    def __init__(self, num_requests: int, capacity: int, device: torch.device, *, children: bool) -> None:
+        shape = (num_requests, capacity)
+        self._pool = Pool(
+            tokens=torch.empty(shape, dtype=torch.int64, device=device),
+            scores=torch.empty(shape, dtype=torch.float32, device=device),
+            parents=torch.empty(shape, dtype=torch.int64, device=device),
+            likely=torch.empty(shape, dtype=torch.bool, device=device),
+        )
+        self._children, self._size = children, 0
+
+    def grow(
+        self, frontier: Frontier | None, tokens: Tensor, log_q: Tensor, width: int, first_bit: int = 0
+    ) -> Frontier:
         """Add the children of a frontier (None: of the root) and choose the next frontier of `width` nodes.
 
-        Args:
-            frontier: W nodes, or None with W = 1.
-            tokens: int64 [B, W, k], children in order of falling log q.
-            log_q: float [B, W, k].
-            width: at most W * k.
+        tokens int64 and log_q float32 [B, W, k], children in order of falling log q; `first_bit` is that of
+        the new frontier's own bits (Frontier.bits).
         """
-        num_requests, nodes, top_k = tokens.shape
-        scores, first = log_q.float(), torch.arange(top_k, device=tokens.device) == 0
-        parents = tokens.new_full((num_requests, nodes), -1)
-        likely = first.expand(num_requests, nodes, -1)
-        if frontier is not None:
-            scores = scores + frontier.scores.unsqueeze(-1)
-            parents = frontier.entries
-            likely = likely & frontier.likely.unsqueeze(-1)
-        scores, likely = scores.flatten(1), likely.flatten(1)
-        slots = _rank(scores, likely)[:, :width]
-        self._tokens.append(tokens.flatten(1))
-        self._scores.append(scores)
-        self._parents.append(parents.repeat_interleave(top_k, dim=1))
-        self._likely.append(likely)
-        begin, self._size = self._size, self._size + nodes * top_k
-        return Frontier(slots + begin, slots, scores.gather(1, slots), likely.gather(1, slots))
+        begin = self._size
+        self._size += tokens.shape[1] * tokens.shape[2] if self._children else width
+        assert self._size <= self._pool.tokens.shape[1], "the pool was made for fewer entries"
+        return dispatch_step.grow(
+            self._pool, begin, frontier, tokens, log_q, width, first_bit, children=self._children
+        )
 
     def best(self, num_draft_tokens: int) -> tuple[Tensor, Tensor]:
         """The tree: tokens int64 [B, N] and the row above each, int64 [B, N] (core/batch.Draft.parents)."""
-        scores, likely = torch.cat(self._scores, dim=1), torch.cat(self._likely, dim=1)
-        assert num_draft_tokens <= scores.shape[1], "TreeBudget bounds the number of nodes"
-        # In the order of the pool, so that parents come before children.
-        kept = _rank(scores, likely)[:, :num_draft_tokens].sort(dim=1).values
-        row = torch.arange(1, num_draft_tokens + 1, device=kept.device).expand_as(kept)
-        # Row of each entry; the extra last one is the root's (parent -1).
-        rows = kept.new_zeros(kept.shape[0], scores.shape[1] + 1).scatter(1, kept, row)
-        above = torch.cat(self._parents, dim=1).gather(1, kept)
-        parents = rows.gather(1, torch.where(above < 0, scores.shape[1], above))
-        return torch.cat(self._tokens, dim=1).gather(1, kept), parents
-
-
-def _rank(scores: Tensor, likely: Tensor) -> Tensor:
-    """Entries int64 [B, M] from the best to the worst; earlier ones first among equals."""
-    return scores.masked_fill(likely, torch.inf).sort(dim=1, descending=True, stable=True).indices
+        assert num_draft_tokens <= self._size, "TreeBudget bounds the number of nodes"
+        return dispatch_step.best(self._pool, self._size, num_draft_tokens)

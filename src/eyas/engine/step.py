@@ -54,7 +54,7 @@ from eyas.targets.decoder import Decoder
 from eyas.verify.accepted import Accepted
 from eyas.verify.forced_lossy import force_lossy
 from eyas.verify.rejection import reject_sampled
-from eyas.verify.tree import AcceptedPath, accept_tree
+from eyas.verify.tree import AcceptedPath, accept_tree, tree_rows
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ def verify(models: StepModels, state: EngineState, slots: Tensor, variant: Varia
     """
     tree = None
     if state.tree is not None and state.draft_parents is not None and variant.num_drafts:
-        tree = TreeRows.from_parents(state.draft_parents[slots], state.tree.depth)
+        tree = tree_rows(state.draft_parents[slots], state.tree.depth)
     # A tree's row without a page sees nothing, so it must not be accepted.
     max_len = None if tree is None else state.max_len
     taken = dispatch_step.take(slots, state.source, variant.num_drafts, max_len)

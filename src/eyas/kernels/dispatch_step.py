@@ -5,10 +5,13 @@ from torch import Tensor
 from eyas.kernels.dispatch import _twin
 from eyas.kernels.reference import step_expand as _expand
 from eyas.kernels.reference import step_force as _force
+from eyas.kernels.reference import step_grow as _grow
 from eyas.kernels.reference import step_move as _move
 from eyas.kernels.reference import step_settle as _settle
 from eyas.kernels.reference import step_take as _take
+from eyas.kernels.reference import step_tree as _tree
 from eyas.kernels.reference.step_expand import MaskRow
+from eyas.kernels.reference.step_grow import Frontier, Pool
 from eyas.kernels.reference.step_settle import StateRows
 from eyas.kernels.reference.step_take import Source, Taken
 
@@ -89,3 +92,49 @@ def move_nodes(
 ) -> None:
     """See eyas.kernels.reference.step_move.move_nodes."""
     _twin(_move, nodes).move_nodes(keys, values, page_table, start, nodes, counts, max_position)
+
+
+def tree_shape(draft_parents: Tensor, max_depth: int) -> tuple[Tensor, Tensor, Tensor]:
+    """See eyas.kernels.reference.step_tree.tree_shape."""
+    out: tuple[Tensor, Tensor, Tensor] = _twin(_tree, draft_parents).tree_shape(draft_parents, max_depth)
+    return out
+
+
+def accept_path(
+    choices: Tensor, tokens: Tensor, parents: Tensor, depths: Tensor, bits: Tensor, max_depth: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See eyas.kernels.reference.step_tree.accept_path."""
+    out: tuple[Tensor, Tensor, Tensor] = _twin(_tree, choices).accept_path(
+        choices, tokens, parents, depths, bits, max_depth
+    )
+    return out
+
+
+def top_logprobs(logits: Tensor, top_k: int, index_map: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """See eyas.kernels.reference.step_grow.top_logprobs."""
+    out: tuple[Tensor, Tensor] = _twin(_grow, logits).top_logprobs(logits, top_k, index_map)
+    return out
+
+
+def grow(
+    pool: Pool,
+    begin: int,
+    frontier: Frontier | None,
+    tokens: Tensor,
+    log_q: Tensor,
+    width: int,
+    first_bit: int = 0,
+    *,
+    children: bool = True,
+) -> Frontier:
+    """See eyas.kernels.reference.step_grow.grow."""
+    out: Frontier = _twin(_grow, tokens).grow(
+        pool, begin, frontier, tokens, log_q, width, first_bit, children=children
+    )
+    return out
+
+
+def best(pool: Pool, size: int, num_draft_tokens: int) -> tuple[Tensor, Tensor]:
+    """See eyas.kernels.reference.step_grow.best."""
+    out: tuple[Tensor, Tensor] = _twin(_grow, pool.tokens).best(pool, size, num_draft_tokens)
+    return out

@@ -14,10 +14,10 @@ decoding would have computed: the output is the same with and without a tree, se
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from eyas.core.tree_rows import TreeRows
+from eyas.kernels import dispatch_step
 
 
 class AcceptedPath(NamedTuple):
@@ -37,16 +37,16 @@ class AcceptedPath(NamedTuple):
     Its features are those of position start + i, its choice is tokens[i]."""
 
 
+def tree_rows(draft_parents: Tensor, max_depth: int) -> TreeRows:
+    """Shapes of the trees whose drafts hang below draft_parents int64 [B, N], of at most max_depth."""
+    return TreeRows(*dispatch_step.tree_shape(draft_parents, max_depth))
+
+
 def accept_tree(choices: Tensor, tokens: Tensor, tree: TreeRows, max_depth: int) -> AcceptedPath:
-    """Walk down from the root as long as a child equals the choice.
+    """Walk down from the root as long as a child equals the choice; see kernels/reference/step_tree.
 
-    A node is on the accepted path iff it and all nodes above it equal the choices of their parents: no loop
-    over
-    depths is needed. The deepest such node is the end of the path (of equal siblings, the first).
-
-    Example, V of small numbers, parents [0, 0, 0, 1]:
-        tokens [[9, 5, 6, 7]]   choices [[5, 7, 8, 4]]   ->   tokens [[5, 7, 4]]   counts [3]   nodes [[0, 1,
-        3]]
+    Example, parents [0, 0, 0, 1], tokens [9, 5, 6, 7], choices [5, 7, 8, 4]:
+        tokens [5, 7, 4]   counts 3   nodes [0, 1, 3]
 
     Args:
         choices: int64 [B, R].
@@ -55,17 +55,4 @@ def accept_tree(choices: Tensor, tokens: Tensor, tree: TreeRows, max_depth: int)
         tree: shapes.
         max_depth: D, at least the largest depth.
     """
-    row = torch.arange(tokens.shape[1], device=tokens.device)
-    right = (choices.gather(1, tree.parents) == tokens) | (row == 0)
-    wrong_bits = ((~right).long() << row).sum(1, keepdim=True)
-    on_path = (tree.ancestor_bits & wrong_bits) == 0
-    last = torch.where(on_path, tree.depths, -1).argmax(1, keepdim=True)
-    depth = torch.arange(max_depth + 1, device=tokens.device)
-    num_accepted = tree.depths.gather(1, last)
-    # The path's rows ascend with their depths, so each row is scattered to its depth; others go to a spare
-    # column.
-    in_path = (tree.ancestor_bits.gather(1, last) >> row) & 1
-    where = torch.where(in_path.bool(), tree.depths, max_depth + 1)
-    path = last.repeat(1, max_depth + 2).scatter(1, where, row.expand_as(where))[:, :-1]
-    nodes = torch.where(depth <= num_accepted, path, last)
-    return AcceptedPath(choices.gather(1, nodes), num_accepted.squeeze(1) + 1, nodes)
+    return AcceptedPath(*dispatch_step.accept_path(choices, tokens, *tree, max_depth))

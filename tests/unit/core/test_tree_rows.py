@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.core.tree import DraftTree
-from eyas.core.tree_rows import TreeRows
+from eyas.verify.tree import tree_rows
 
 
 @st.composite
@@ -19,7 +19,7 @@ def test_equals_the_host(parents):
     hosts = [DraftTree((-1, *row)) for row in parents]
     depth = max(host.depth for host in hosts)
     for bound in (depth, depth + 3):
-        rows = TreeRows.from_parents(torch.tensor(parents, dtype=torch.int64).view(3, -1), bound)
+        rows = tree_rows(torch.tensor(parents, dtype=torch.int64).view(3, -1), bound)
         assert rows.depths.tolist() == [list(host.depths) for host in hosts]
         assert rows.ancestor_bits.tolist() == [list(host.ancestor_bits) for host in hosts]
         assert rows.parents[:, 1:].tolist() == parents
@@ -27,6 +27,6 @@ def test_equals_the_host(parents):
 
 
 def test_the_longest_chain():
-    rows = TreeRows.from_parents(torch.arange(62)[None], 62)
+    rows = tree_rows(torch.arange(62)[None], 62)
     assert rows.depths.tolist() == [list(range(63))]
     assert rows.ancestor_bits[0, -1] == 2**63 - 1

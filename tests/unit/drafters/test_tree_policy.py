@@ -63,13 +63,19 @@ def test_pool_equals_expand_and_rerank(budget, seed):
             table[path] = random_log_q(generator, 1, budget.top_k)[0].tolist()
         return list(enumerate(table[path]))
 
-    pool, frontier, nodes = TreePool(), None, [()]
-    for _ in range(budget.depth):
+    pool = TreePool(1, budget.depth * budget.top_k**2, torch.device("cpu"), children=True)
+    frontier, nodes = None, [()]
+    for depth in range(budget.depth):
         log_q = torch.tensor([[[value for _, value in below(path)] for path in nodes]])
         tokens = torch.arange(budget.top_k).expand(1, len(nodes), -1)
-        frontier = pool.grow(frontier, tokens, log_q, budget.top_k)
+        frontier = pool.grow(frontier, tokens, log_q, budget.top_k, depth * budget.top_k)
         offered = [(*path, token) for path in nodes for token in range(budget.top_k)]
-        nodes = [offered[slot] for slot in frontier.slots[0].tolist()]
+        chosen = zip(frontier.above[0].tolist(), frontier.tokens[0].tolist(), strict=True)
+        nodes = [offered[node * budget.top_k + token] for node, token in chosen]
+        # A node's bits: its own, and one at each depth above it.
+        assert all(
+            bits.bit_count() == depth + 1 for bits in frontier.bits[0].tolist() if depth * budget.top_k < 60
+        )
     tokens, parents = pool.best(budget.num_draft_tokens)
 
     got = naive_tree.paths(tokens[0].tolist(), parents[0].tolist())
@@ -88,10 +94,15 @@ def test_equal_scores_keep_parents_first():
 
 def test_a_small_tree_by_hand():
     """The module's example: 3 of 6 candidates."""
-    pool = TreePool()
+    pool = TreePool(1, 6, torch.device("cpu"), children=True)
     frontier = pool.grow(None, torch.tensor([[[5, 6]]]), torch.tensor([[[-0.1, -3.0]]]), 2)
-    assert frontier.slots.tolist() == [[0, 1]]
-    pool.grow(frontier, torch.tensor([[[7, 8], [9, 4]]]), torch.tensor([[[-0.2, -2.0], [-0.1, -4.0]]]), 2)
+    assert frontier.entries.tolist() == [[0, 1]]
+    assert frontier.bits.tolist() == [[0b1, 0b10]]
+    log_q = torch.tensor([[[-0.2, -2.0], [-0.1, -4.0]]])
+    frontier = pool.grow(frontier, torch.tensor([[[7, 8], [9, 4]]]), log_q, 2, 2)
+    assert frontier.tokens.tolist() == [[7, 8]]
+    assert frontier.above.tolist() == [[0, 0]]
+    assert frontier.bits.tolist() == [[0b101, 0b1001]]
     tokens, parents = pool.best(3)
     assert tokens.tolist() == [[5, 7, 8]]
     assert parents.tolist() == [[0, 1, 1]]

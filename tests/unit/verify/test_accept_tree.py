@@ -7,11 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.core.tree_rows import TreeRows
 from eyas.kernels.reference.random import draw, uniform
 from eyas.verify.chi_square import chi_square
 from eyas.verify.greedy import accept_by_match
-from eyas.verify.tree import accept_tree
+from eyas.verify.tree import accept_tree, tree_rows
 
 
 def random_tree(generator, num_drafts, vocab_size, max_depth):
@@ -52,9 +51,7 @@ def test_equals_a_walk(seed, num_drafts, max_depth):
     choices = torch.randint(0, 4, (4, num_drafts + 1), generator=generator)
     root = torch.full((4, 1), 3)
 
-    got = accept_tree(
-        choices, torch.cat((root, tokens), 1), TreeRows.from_parents(parents, max_depth), max_depth
-    )
+    got = accept_tree(choices, torch.cat((root, tokens), 1), tree_rows(parents, max_depth), max_depth)
 
     assert got.tokens.shape == got.nodes.shape == (4, max_depth + 1)
     for b in range(4):
@@ -70,7 +67,7 @@ def test_a_chain_is_the_chains_own_rule(seed, num_drafts):
     generator = torch.Generator().manual_seed(seed)
     choices = torch.randint(0, 2, (5, num_drafts + 1), generator=generator)
     drafts = torch.randint(-1, 2, (5, num_drafts), generator=generator)
-    tree = TreeRows.from_parents(torch.arange(num_drafts).expand(5, -1), num_drafts)
+    tree = tree_rows(torch.arange(num_drafts).expand(5, -1), num_drafts)
 
     got = accept_tree(choices, torch.cat((drafts[:, :1], drafts), 1), tree, num_drafts)
     want = accept_by_match(choices, drafts)
@@ -140,8 +137,8 @@ def enumerated(p, rule):
     return law
 
 
-def tree_rows(num):
-    return TreeRows.from_parents(torch.tensor(PARENTS).expand(num, -1), DEPTH)
+def fixed_trees(num):
+    return tree_rows(torch.tensor(PARENTS).expand(num, -1), DEPTH)
 
 
 def with_root(num):
@@ -149,7 +146,7 @@ def with_root(num):
 
 
 def ours(choices):
-    accepted = accept_tree(choices, with_root(len(choices)), tree_rows(len(choices)), DEPTH)
+    accepted = accept_tree(choices, with_root(len(choices)), fixed_trees(len(choices)), DEPTH)
     return accepted.tokens.tolist(), accepted.counts.tolist()
 
 
@@ -206,7 +203,7 @@ def test_wrong_rules_have_another_law(rule):
 
 def keyed_sample(p, num):
     """First two tokens of `num` seeds as the engine draws them: one number for each (seed, position)."""
-    seeds, tree = torch.arange(num), tree_rows(num)
+    seeds, tree = torch.arange(num), fixed_trees(num)
     probs = torch.tensor([p[path_of(row)] for row in range(len(PARENTS) + 1)]).expand(num, -1, -1)
     numbers = uniform(seeds[:, None].expand_as(tree.depths), 40 + tree.depths, 0)
     accepted = accept_tree(draw(probs, numbers), with_root(num), tree, DEPTH)

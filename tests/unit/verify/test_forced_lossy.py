@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from eyas.core.errors import ConfigError
-from eyas.core.tree_rows import TreeRows
 from eyas.kernels.reference.step_force import STRIDE
 from eyas.verify.forced_lossy import acceptance_table, force_lossy
 from eyas.verify.greedy import accept_by_match
-from eyas.verify.tree import accept_tree
+from eyas.verify.tree import accept_tree, tree_rows
 
 
 def test_the_table_has_the_mean_and_the_least_variance():
@@ -88,7 +87,7 @@ def test_trees_against_a_walk():
     torch.manual_seed(2)
     shapes = [[0, 0, 0, 1, 1, 4, 3], [0, 1, 2, 3, 0, 0, 0], [0, 0, 2, 2, 3, 5, 5]]
     for parents in shapes:
-        tree = TreeRows.from_parents(torch.tensor([parents] * 50), 6)
+        tree = tree_rows(torch.tensor([parents] * 50), 6)
         tokens = torch.stack([torch.randperm(9)[:7] for _ in range(50)])
         tokens[torch.rand(50, 7) < 0.1] = -1
         # Choices that are often a sibling: nothing but the forced path may be accepted.

@@ -19,7 +19,8 @@ from eyas.core.tree import MAX_ROWS, TreeBudget
 from eyas.core.vocab_map import VocabMap
 from eyas.drafters.eagle3.model import Eagle3Model
 from eyas.drafters.eagle3.propose import Eagle3Drafter
-from eyas.drafters.tree_pool import TreePool
+from eyas.drafters.tree_pool import Frontier, TreePool
+from eyas.kernels import dispatch_step
 from eyas.nn.tree_paged import tree_batch
 
 
@@ -40,34 +41,23 @@ class Eagle3TreeDrafter(Eagle3Drafter):
         """Guess a tree; see eyas.drafters.base.Drafter."""
         top_k = self.budget.top_k
         hidden = self._newest_row(committed).unsqueeze(1)  # [B, 1, D]: the root is the frontier
-        pool, frontier = TreePool(), None
-        bits: Tensor | None = None
+        capacity = top_k + (self.budget.depth - 1) * top_k**2
+        pool = TreePool(hidden.shape[0], capacity, hidden.device, children=True)
+        frontier: Frontier | None = None
         for depth in range(self.budget.depth):
             tokens, log_q = self._children(hidden)
-            frontier = pool.grow(frontier, tokens, log_q, top_k)
-            if depth == self.budget.depth - 1:
-                break
-            above = frontier.slots // top_k
-            own = torch.arange(depth * top_k, (depth + 1) * top_k, device=tokens.device)
-            own_bits = (torch.ones_like(own) << own).expand_as(above)
-            bits = own_bits if bits is None else bits.gather(1, above) | own_bits
-            feedback = self._feedback(hidden)
-            hidden = self._expand(
-                committed,
-                tokens.flatten(1).gather(1, frontier.slots),
-                feedback.gather(1, above.unsqueeze(-1).expand(-1, -1, feedback.shape[-1])),
-                bits,
-                depth,
-            )
+            frontier = pool.grow(frontier, tokens, log_q, top_k, depth * top_k)
+            if depth < self.budget.depth - 1:
+                feedback = self._feedback(hidden)
+                feedback = feedback.gather(1, frontier.above.unsqueeze(-1).expand(-1, -1, feedback.shape[-1]))
+                hidden = self._expand(committed, frontier.tokens, feedback, frontier.bits, depth)
         drafts, parents = pool.best(self.budget.num_draft_tokens)
         return Draft(drafts, parents=parents)
 
     def _children(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The k most likely target ids below rows [B, W, D], int64 [B, W, k], and their log q."""
-        best = (
-            self.model.logits(self.model.norm(hidden)).float().log_softmax(-1).topk(self.budget.top_k, dim=-1)
-        )
-        return self.vocab_map.to_target(best.indices), best.values
+        logits = self.model.logits(self.model.norm(hidden))
+        return dispatch_step.top_logprobs(logits, self.budget.top_k, self._index_map)
 
     def _expand(
         self, committed: Committed, tokens: Tensor, feedback: Tensor, bits: Tensor, depth: int

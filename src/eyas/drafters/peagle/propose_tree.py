@@ -9,6 +9,7 @@ from eyas.core.vocab_map import VocabMap
 from eyas.drafters.peagle.model import PEagleModel
 from eyas.drafters.peagle.propose import PEagleDrafter
 from eyas.drafters.peagle.tree_policy import best_first
+from eyas.kernels import dispatch_step
 
 
 class PEagleTreeDrafter(PEagleDrafter):
@@ -24,9 +25,7 @@ class PEagleTreeDrafter(PEagleDrafter):
     def propose(self, committed: Committed) -> Draft:
         """Guess a tree; see eyas.drafters.base.Drafter."""
         rows = self._guess_rows(committed, self.budget.depth)
-        log_q = self.model.logits(self.model.norm(rows)).float().log_softmax(-1)
-        best = log_q.topk(self.budget.top_k, dim=-1)
-        tokens, parents = best_first(
-            self.vocab_map.to_target(best.indices), best.values, self.budget.num_draft_tokens
-        )
-        return Draft(tokens, parents=parents)
+        logits = self.model.logits(self.model.norm(rows))
+        tokens, log_q = dispatch_step.top_logprobs(logits, self.budget.top_k, self._index_map)
+        drafts, parents = best_first(tokens, log_q, self.budget.num_draft_tokens)
+        return Draft(drafts, parents=parents)

@@ -25,15 +25,15 @@ def best_first(tokens: Tensor, log_q: Tensor, num_draft_tokens: int) -> tuple[Te
         log_q: float [B, D, k].
         num_draft_tokens: N, from D to the number of paths (TreeBudget checks).
     """
-    depth, top_k = tokens.shape[1:]
-    pool, frontier, nodes = TreePool(), None, 1
-    for level in range(depth):
-        width = min(num_draft_tokens, nodes * top_k)
-        frontier = pool.grow(
-            frontier,
-            tokens[:, level, None].expand(-1, nodes, -1),
-            log_q[:, level, None].expand(-1, nodes, -1),
-            width,
-        )
+    num_requests, depth, top_k = tokens.shape
+    widths, nodes = [], 1
+    for _ in range(depth):
+        nodes = min(num_draft_tokens, nodes * top_k)
+        widths.append(nodes)
+    pool = TreePool(num_requests, sum(widths), tokens.device, children=False)
+    frontier, nodes = None, 1
+    for level, width in enumerate(widths):
+        below = tokens[:, level, None].expand(-1, nodes, -1), log_q[:, level, None].expand(-1, nodes, -1)
+        frontier = pool.grow(frontier, *below, width)
         nodes = width
     return pool.best(num_draft_tokens)
