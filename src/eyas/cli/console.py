@@ -93,13 +93,23 @@ def device_and_dtype(device: str | None, dtype: str | None) -> dict[str, Any]:
 
     from eyas.core.errors import ConfigError
 
-    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if dtype is not None and dtype not in names:
-        raise ConfigError(f"--dtype: {dtype!r} is not one of {', '.join(names)}")
+    wanted = torch_dtype(dtype) if dtype else None
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if place.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device: {place!r} is not there: torch {torch.__version__} sees no CUDA device")
-    return {"device": place, "dtype": names[dtype] if dtype else None}
+    return {"device": place, "dtype": wanted}
+
+
+def torch_dtype(name: str) -> Any:
+    """Return the torch dtype that --dtype names."""
+    import torch
+
+    from eyas.core.errors import ConfigError
+
+    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in names:
+        raise ConfigError(f"--dtype: {name!r} is not one of {', '.join(names)}")
+    return names[name]
 
 
 def whole_numbers(text: str, flag: str) -> list[int]:

@@ -26,17 +26,12 @@ def command(
 
     import torch
 
-    from eyas.core.errors import ConfigError
     from eyas.export.write import export_head
     from eyas.targets.load import load_target
 
-    types = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if dtype not in types:
-        raise ConfigError(f"--dtype {dtype}: choose one of {', '.join(types)}")
+    written = console.torch_dtype(dtype)
     loaded = load_target(target, dtype=torch.float32, device="cpu", tokenizer=False)
-    export = export_head(
-        head, loaded, to, out, dtype=types[dtype], num_draft_tokens=k, target_name=target_name
-    )
+    export = export_head(head, loaded, to, out, dtype=written, num_draft_tokens=k, target_name=target_name)
     if json_output:
         document = {
             "engine": export.engine,

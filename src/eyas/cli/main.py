@@ -43,6 +43,7 @@ VERBS: dict[str, Verb] = {
     "calibrate": Verb("eyas.cli.calibrate", "Find the number of drafts that is fastest on this device."),
     "data": Verb("eyas.cli.data", "Make and look at training data."),
     "export": Verb("eyas.cli.export", "Write a head in the format that vLLM and SGLang load."),
+    "import": Verb("eyas.cli.import_", "Read a head that another tool wrote."),
     "models": Verb("eyas.cli.models", "Get small real models to try things on."),
     "doctor": Verb("eyas.cli.doctor", "Versions, devices and threads; or a training recipe, examined."),
 }

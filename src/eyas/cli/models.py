@@ -35,6 +35,24 @@ def get(
         print(found)
 
 
+@app.command()
+def export(
+    target: Annotated[str, typer.Argument(help="GGUF file, or a name from `eyas models list`.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write to.")],
+    *,
+    dtype: Annotated[str, typer.Option(help="Type of the written weights.")] = "bfloat16",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Write a GGUF model as a Hugging Face folder, which vLLM and SGLang read."""
+    from eyas.targets.folder import export_folder
+
+    folder = export_folder(target, out, console.torch_dtype(dtype))
+    if as_json:
+        console.print_json({"target": target, "folder": str(folder), "dtype": dtype})
+    else:
+        print(folder)
+
+
 @app.command("list")
 def list_models(
     *,

@@ -47,6 +47,7 @@ def command(
         int | None, typer.Option(help="Context limit; the target's own, at most 8192, unless given.")
     ] = None,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Longest request body.")] = 4 << 20,
+    prefix_caching: Annotated[bool, typer.Option(help="Keep KV pages for requests that begin alike.")] = True,
     num_pages: Annotated[int | None, typer.Option(help="KV pages; what memory allows unless given.")] = None,
     gpu_memory_fraction: Annotated[
         float, typer.Option(help="Share of the free GPU memory for the caches.")
@@ -58,10 +59,48 @@ def command(
     dtype: Annotated[
         str | None, typer.Option(help="float32 on CPU and bfloat16 on CUDA unless given.")
     ] = None,
+    backend: Annotated[
+        str, typer.Option(help="eyas, or vllm: export the head and run `vllm serve`.")
+    ] = "eyas",
+    vllm_args: Annotated[
+        str, typer.Option(help="More for `vllm serve`, such as '--tensor-parallel-size 2'.")
+    ] = "",
+    print_command: Annotated[bool, typer.Option(help="With --backend vllm: only show the command.")] = False,
 ) -> None:
     """Serve a target, with or without a head, to OpenAI's clients."""
     from eyas.core.errors import ConfigError
 
+    if backend == "vllm":
+        from eyas.cli.serve_vllm import serve_with_vllm
+
+        serve_with_vllm(
+            target,
+            head or [],
+            num_draft_tokens=k,
+            refused={
+                "--tree": tree is not None,
+                "--sample-drafts": sample_drafts,
+                "--num-pages": num_pages is not None,
+                "--device": device is not None,
+            },
+            host=host,
+            port=port,
+            api_key=api_key,
+            name=name,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            gpu_memory_fraction=gpu_memory_fraction,
+            dtype=dtype,
+            extra=vllm_args,
+            print_command=print_command,
+        )
+        return
+    if backend != "eyas" or print_command or vllm_args:
+        raise ConfigError(
+            f"--backend {backend}: choose eyas or vllm"
+            if backend != "eyas"
+            else "--print-command and --vllm-args belong to --backend vllm"
+        )
     try:
         from eyas.server.methods import share_of_rest
         from eyas.server.run import serve
@@ -92,6 +131,7 @@ def command(
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             num_pages=num_pages,
+            prefix_caching=prefix_caching,
             gpu_memory_fraction=share_of_rest(gpu_memory_fraction, number, len(heads)),
         )
         for number, one in enumerate(heads)

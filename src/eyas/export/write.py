@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyas.core.errors import ConfigError
+from eyas.core.errors import ConfigError, ModelFormatError
 from eyas.drafters.artifact import LoadedHead, load_head, save_head
 from eyas.drafters.build import DEFAULT_NUM_DRAFT_TOKENS, MAX_NUM_DRAFT_TOKENS
 from eyas.drafters.files import write_json, write_tensors
@@ -24,6 +24,7 @@ from eyas.drafters.head_embedding import full_embedding
 from eyas.drafters.head_json import AUX_IDS, FLAGS, decoder_fields, write_plain
 from eyas.drafters.head_names import EMBEDDING, to_public
 from eyas.drafters.head_target import describe_target
+from eyas.drafters.probe import probe
 from eyas.export.check import ExportCheck, check_export
 from eyas.export.engines import Engine, check_engine
 from eyas.targets.base import Target
@@ -106,10 +107,28 @@ def _check_writable(out_dir: Path) -> None:
         raise ConfigError(f"{out_dir} holds a {there} that no export wrote; choose another folder")
 
 
-def import_head(folder: str | Path, target: Target, out_dir: str | Path, *, packed: bool = False) -> Path:
-    """Read a head of any known format and write it as a head folder of ours."""
+@dataclass(frozen=True, slots=True)
+class Import:
+    """What `import_head` wrote."""
+
+    folder: Path
+    kind: str
+    max_logit_difference: float
+    """Between the head that was read and the one that was written, float32; above 0 only if packed."""
+
+
+def import_head(folder: str | Path, target: Target, out_dir: str | Path, *, packed: bool = False) -> Import:
+    """Read a head of any known format, write it as a head folder of ours, and compare the two.
+
+    Raises ModelFormatError naming tensors that are missing, unknown or of another shape, and where a head
+    that was not packed comes back with other logits.
+    """
+    out_dir = Path(out_dir)
+    if out_dir.exists() and out_dir.resolve() == Path(folder).resolve():
+        raise ConfigError(f"{out_dir} is the head itself; choose another folder to import to")
+    _check_writable(out_dir)
     head = read_head(folder, target)
-    return save_head(
+    save_head(
         out_dir,
         head.model,
         head.vocab_map,
@@ -120,6 +139,11 @@ def import_head(folder: str | Path, target: Target, out_dir: str | Path, *, pack
         target_embedding=target.decoder.embed_tokens.weight.detach(),
         target_lm_head=target.decoder.lm_head_weight.detach(),
     )
+    again = read_head(out_dir, target)
+    difference = float((probe(again.model) - probe(head.model)).abs().max())
+    if difference > 0 and not packed:
+        raise ModelFormatError(f"{out_dir}: logits of the imported head differ by {difference:.3g}")
+    return Import(out_dir, head.config.kind, difference)
 
 
 def read_head(folder: str | Path, target: Target) -> LoadedHead:
