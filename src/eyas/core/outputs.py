@@ -40,6 +40,8 @@ class RequestStats:
     accepted_by_depth: list[int] = field(default_factory=list)
     """How many steps accepted a draft at depth i (0-based), unconditional."""
     prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of these, how many were found in the prefix cache."""
     preemptions: int = 0
 
     @property

@@ -55,6 +55,10 @@ class Request:
     slot: int = -1
     """Row of the state tensors; -1 while it waits."""
     pages: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    """Of the pages that its tokens fill (engine/prefix), as far as they have been needed."""
+    num_kept: int = 0
+    """Leading pages whose keys the block manager has been told."""
 
     @property
     def num_tokens(self) -> int:

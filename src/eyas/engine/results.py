@@ -61,5 +61,6 @@ def merged_stats(parts: list[RequestStats]) -> RequestStats:
             for depth in range(depths)
         ],
         prompt_tokens=parts[0].prompt_tokens,
+        cached_tokens=parts[0].cached_tokens,
         preemptions=sum(part.preemptions for part in parts),
     )

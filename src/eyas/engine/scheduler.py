@@ -10,6 +10,9 @@ Rules
   so much further.
 - When pages run out, the newest running request is preempted: its pages are freed and it goes back to the
   front of the queue. The oldest request can always go on, because one request of max_len fits.
+- With prefix caching, pages that are full and whose tokens are known are told to the block manager, and a
+  newcomer shares those that hold its own beginning instead of computing them. What it shares it never
+  writes to.
 - A step prefills at most `prefill_budget` tokens, `prefill_chunk` a request, so that decoding requests are
   never held up for longer. All tokens but the last are prefilled; a request whose prefill ends in this
   step decodes in this step.
@@ -22,6 +25,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from eyas.engine.block_manager import BlockManager
+from eyas.engine.prefix import extend_keys
 from eyas.engine.request import Request
 
 
@@ -43,6 +47,10 @@ class Plan:
     decodes: list[Request] = field(default_factory=list)
     grown: list[tuple[int, int, int]] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
+    num_known: int = 0
+    """Tokens of the admitted that K and V are needed of."""
+    num_shared: int = 0
+    """How many of those were found in the prefix cache."""
 
 
 class Scheduler:
@@ -59,12 +67,15 @@ class Scheduler:
         prefill_chunk: int,
         prefill_budget: int,
         admit_together: int = 1,
+        prefix_salt: bytes | None = None,
     ) -> None:
         assert (blocks.num_pages - 1) * page_size >= max_len, "one request of max_len must fit"
         assert 0 < prefill_chunk <= prefill_budget
         self.blocks, self.page_size, self.max_len, self.lookahead = blocks, page_size, max_len, lookahead
         self.prefill_chunk, self.prefill_budget = prefill_chunk, prefill_budget
         self.admit_together = admit_together
+        self.prefix_salt = prefix_salt
+        """Names target and drafter in the keys of pages; None for no prefix caching."""
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         """In the order of admission, oldest first."""
@@ -83,6 +94,10 @@ class Scheduler:
         """Free all that a request holds, wherever it is (end or abort)."""
         if request.slot >= 0:
             self.running.remove(request)
+            if request.error is not None:
+                self.blocks.drop(request.pages)  # whatever went wrong is not to be shared
+            else:
+                self._keep(request)
             self._release(request)
         else:
             self.waiting.remove(request)
@@ -91,6 +106,10 @@ class Scheduler:
         """Plan the next step: grow, prefill, admit. Empty decodes and chunks mean nothing to do."""
         plan = Plan()
         budget = self.prefill_budget
+        if self.prefix_salt is not None:
+            for request in self.running:
+                if request.num_cached >= (request.num_kept + 1) * self.page_size:
+                    self._keep(request)
         self._grow(plan)
         for request in self.running:
             if not request.decoding:
@@ -100,8 +119,14 @@ class Scheduler:
         plan.decodes = [r for r in self.running if r.decoding and not r.surely_ends]
         return plan
 
+    def distrust(self) -> None:
+        """A step has failed, and who knows what it wrote: share nothing that running requests own."""
+        for request in self.running:
+            self.blocks.drop(request.pages)
+            request.num_kept = len(request.pages)
+
     def check_integrity(self) -> None:
-        """Assert that every page and state row has exactly one owner."""
+        """Assert that every state row has exactly one owner, and every page those that it is counted for."""
         self.blocks.check_integrity(request.pages for request in self.running)
         slots = [request.slot for request in self.running]
         total = len(self.free_slots) + len(slots)
@@ -149,24 +174,60 @@ class Scheduler:
             known = request.num_tokens - 1
             if known > 0 and budget <= 0:
                 break
-            need = self._pages_for(known)
+            shared = self._find(request)
+            need = self._pages_for(known) - len(shared)
+            free = self.blocks.num_free - self.blocks.num_unowned(shared)
             # Leave a page for each running request that may still grow, else the newcomer is preempted at once.
             most = self._pages_for(self.max_len)
             spare = sum(len(one.pages) < most for one in self.running)
-            if need + spare > self.blocks.num_free and (self.running or need > self.blocks.num_free):
+            if need + spare > free and (self.running or need > free):
                 break
             self.waiting.popleft()
             request.slot = self.free_slots.pop()
-            request.pages = self.blocks.allocate(need)
-            request.num_cached = 0
+            self.blocks.share(shared)
+            request.pages = shared + self.blocks.allocate(need)
+            request.num_cached = len(shared) * self.page_size
+            request.num_kept = len(shared)
+            if request.stats.preemptions == 0:
+                request.stats.cached_tokens = request.num_cached
+                plan.num_known += known
+                plan.num_shared += request.num_cached
             self.running.append(request)
             plan.admitted.append(request)
             budget -= self._chunk(request, budget, plan)
+
+    def _find(self, request: Request) -> list[int]:
+        """Pages that hold the beginning of a request's tokens."""
+        if self.prefix_salt is None:
+            return []
+        return self.blocks.find(self._keys(request, (request.num_tokens - 1) // self.page_size))
+
+    def _keys(self, request: Request, count: int) -> list[bytes]:
+        """Keys of a request's first pages, `count` at least."""
+        if len(request.keys) < count:
+            assert self.prefix_salt is not None
+            extend_keys(request.keys, request.token_ids, self.page_size, self.prefix_salt)
+        return request.keys
+
+    def _keep(self, request: Request) -> None:
+        """Tell the block manager of pages that have become full since the last time.
+
+        The newest token is known, so of each full page the token behind it is too. A chunk planned in this
+        step is not counted as cached before the next, when it has been computed.
+        """
+        num_full = min(request.num_cached, request.num_tokens - 1) // self.page_size
+        if self.prefix_salt is None or num_full <= request.num_kept:
+            return
+        keys = self._keys(request, num_full)
+        for index in range(request.num_kept, num_full):
+            self.blocks.keep(request.pages[index], keys[index])
+        request.num_kept = num_full
 
     def _preempt(self, request: Request, plan: Plan) -> None:
         """Send the newest running request back to the front of the queue."""
         assert self.running[-1] is request
         self.running.pop()
+        self._keep(request)
         self._release(request)
         request.stats.preemptions += 1
         self.waiting.appendleft(request)
@@ -177,3 +238,4 @@ class Scheduler:
         self.blocks.free(request.pages)
         self.free_slots.append(request.slot)
         request.pages, request.slot, request.num_cached, request.ahead = [], -1, 0, 0
+        request.num_kept = 0

@@ -33,6 +33,10 @@ class EngineStats:
     runs: list[int] = field(default_factory=list)
     """runs[n]: how often a request kept n tokens in a step, n = 1 .. K + 1."""
     prefill_tokens: int = 0
+    prefix_tokens: int = 0
+    """Tokens of requests that K and V were needed of when they were admitted first."""
+    prefix_hits: int = 0
+    """How many of those were found in the prefix cache."""
     preemptions: int = 0
     prefill_seconds: float = 0.0
     step_seconds: float = 0.0
@@ -60,6 +64,11 @@ class EngineStats:
         return [count / max(self.row_steps, 1) for count in self.accepted_by_depth]
 
     @property
+    def prefix_hit_rate(self) -> float:
+        """Share of tokens found in the prefix cache; 0 without one."""
+        return self.prefix_hits / self.prefix_tokens if self.prefix_tokens else 0.0
+
+    @property
     def overhead_seconds(self) -> float:
         """Wall time in which the device did nothing of this: the host's own work, where it hides nowhere."""
         device = self.prefill_seconds + self.step_seconds + self.verify_seconds + self.draft_seconds
@@ -74,7 +83,13 @@ class EngineStats:
     def as_dict(self) -> dict[str, Any]:
         """Everything above as plain JSON values."""
         names = [name for name in self.__dataclass_fields__ if name != "runs"]
-        derived = ["acceptance_length", "accepted_by_depth", "acceptance_by_depth", "overhead_seconds"]
+        derived = [
+            "prefix_hit_rate",
+            "acceptance_length",
+            "accepted_by_depth",
+            "acceptance_by_depth",
+            "overhead_seconds",
+        ]
         return {name: getattr(self, name) for name in names + derived}
 
 

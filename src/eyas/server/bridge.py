@@ -49,6 +49,11 @@ class Ticket:
         self.first_piece: float | None = None
         self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
 
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in the prefix cache; each prompt counts once."""
+        return sum(group.requests[0].stats.cached_tokens for group in self.groups)
+
     def deliver(self, piece: Piece) -> None:
         """Called on the loop."""
         if self.first_piece is None:

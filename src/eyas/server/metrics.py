@@ -92,16 +92,24 @@ _LOAD_GAUGES = {
     "eyas_requests_running": ("Completions that the engine runs.", "running"),
     "eyas_requests_waiting": ("Completions that wait for a place.", "waiting"),
     "eyas_kv_pages": ("KV pages.", "pages"),
-    "eyas_kv_pages_free": ("KV pages that nobody owns.", "free_pages"),
+    "eyas_kv_pages_free": (
+        "KV pages that nobody owns, those kept for their contents included.",
+        "free_pages",
+    ),
 }
 """Name -> (what it is, field of EngineLoad)."""
 _GAUGES = {
+    "eyas_prefix_cache_hit_rate": ("Share of prompt tokens found in the prefix cache.", "prefix_hit_rate"),
     "eyas_acceptance_length": ("Tokens a target forward since the start.", "acceptance_length"),
 }
 """Name -> (what it is, field of EngineStats)."""
 _COUNTERS = {
     "eyas_generation_tokens": ("Output tokens kept.", "committed"),
     "eyas_prefill_tokens": ("Prompt tokens computed, those of preempted requests again.", "prefill_tokens"),
+    "eyas_prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "prefix_tokens"),
+    "eyas_prefix_cache_hits": ("Prompt tokens found there.", "prefix_hits"),
+    "vllm:prefix_cache_queries": ("As eyas_prefix_cache_queries.", "prefix_tokens"),
+    "vllm:prefix_cache_hits": ("As eyas_prefix_cache_hits.", "prefix_hits"),
     "eyas_preemptions": ("Requests sent back to the queue for want of pages.", "preemptions"),
     "eyas_engine_steps": ("Target forwards.", "steps"),
     "eyas_engine_prefill_seconds": ("Time in prefill.", "prefill_seconds"),

@@ -14,6 +14,7 @@ from typing import Any
 from eyas.core.outputs import CompletionOutput, RequestStats, TokenLogprob
 from eyas.engine.feed import Piece
 from eyas.engine.results import merged_stats
+from eyas.server.bridge import Ticket
 
 TokenText = Callable[[int], str]
 Logprobs = list[list[TokenLogprob]] | None
@@ -171,13 +172,15 @@ class Usage:
     """Tokens of an answer, and its speculation counters."""
 
     prompt_tokens: int
+    cached_tokens: int
     completion_tokens: int
     stats: RequestStats
 
     @classmethod
-    def of(cls, prompt_tokens: int, completion_tokens: int, parts: Sequence[RequestStats]) -> "Usage":
+    def of(cls, ticket: Ticket, completion_tokens: int, parts: Sequence[RequestStats]) -> "Usage":
         """Sums over completions."""
-        return cls(prompt_tokens, completion_tokens, merged_stats(list(parts)))
+        prompt, cached = ticket.prompt_tokens, ticket.cached_tokens
+        return cls(prompt, cached, completion_tokens, merged_stats(list(parts)))
 
     def body(self) -> dict[str, Any]:
         """OpenAI's `usage`, and ours."""
@@ -185,6 +188,7 @@ class Usage:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "speculation": {
                 "steps": self.stats.steps,
                 "draft_tokens": self.stats.drafted,

@@ -179,7 +179,7 @@ class Service:
         pieces = sorted([piece async for piece in ticket.pieces()], key=lambda piece: piece.index)
         outputs = [gather([piece]) for piece in pieces]
         tokens = sum(len(output.token_ids) for output in outputs)
-        usage = Usage.of(ticket.prompt_tokens, tokens, [piece.stats for piece in pieces if piece.stats])
+        usage = Usage.of(ticket, tokens, [piece.stats for piece in pieces if piece.stats])
         return JSONResponse(
             {
                 **self._head(ticket, style.whole_object),
@@ -210,6 +210,6 @@ class Service:
             yield event(error.body())
         else:
             if include_usage:
-                usage = Usage.of(ticket.prompt_tokens, tokens, stats)
+                usage = Usage.of(ticket, tokens, stats)
                 yield event({**head, "choices": [], "usage": usage.body()})
         yield DONE
