@@ -78,6 +78,7 @@ class HeadConfig:
                 f"entering-layer ids in 0 .. {last}",
             ),
             ("windows", len(self.windows) in (0, self.num_layers), f"empty or {self.num_layers} entries"),
+            ("windows", len({size for size in self.windows if size}) <= 1, "of one size, or None"),
             (
                 "trained_embedding",
                 self.trained_embedding or self.hidden_size == self.target_hidden_size,

@@ -113,6 +113,8 @@ def decoder_fields(config: HeadConfig) -> dict[str, Any]:
     }
     if any(config.windows):
         fields["sliding_window"] = next(window for window in config.windows if window)
+        # transformers drops a Qwen3 config's window without it.
+        fields["use_sliding_window"] = True
         fields["layer_types"] = [
             "sliding_attention" if window else "full_attention" for window in config.windows
         ]

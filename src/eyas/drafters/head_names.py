@@ -34,6 +34,7 @@ _RENAMES = (
 )
 # Tables that an old exporter may leave behind, and the teacher's parts of speculators checkpoints.
 _IGNORED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|^verifier_(lm_head|norm)\.weight$")
+_OUTPUT_BIAS = re.compile(r"^layers\.\d+\.self_attn\.o_proj\.bias$")
 _UPPER_NORM = re.compile(r"^layers\.([1-9]\d*)\.input_layernorm\.weight$")
 
 
@@ -88,6 +89,10 @@ def load_public(model: Eagle3Model, tensors: dict[str, Tensor], *, where: str) -
     Raises ModelFormatError that names every missing and unknown tensor, or the first of a wrong shape.
     """
     left = {name: t for name, t in tensors.items() if name not in (*NOT_WEIGHTS, EMBEDDING)}
+    for name in [name for name in left if _OUTPUT_BIAS.match(name)]:
+        # vLLM's Llama layer has this bias wherever q, k and v have theirs; ours has none.
+        if bool(left.pop(name).any()):
+            raise ModelFormatError(f"{where}: tensor {name} is not 0; a bias of o_proj is not supported")
     missing: list[str] = []
     with torch.no_grad():
         for name, ours in model.state_dict().items():

@@ -32,6 +32,15 @@ def expected_tensors(config: HeadConfig, engine: Engine) -> dict[str, list[int]]
     return shapes
 
 
+def has_output_bias(config: HeadConfig, engine: Engine) -> bool:
+    """Whether the engine's layer adds a bias after o_proj, which is then 0.
+
+    vLLM's Llama layer makes one wherever q, k and v have theirs and would leave it uninitialised; its Qwen3
+    layer has none and refuses the name.
+    """
+    return config.attention_bias and not config.qk_norm and engine in ("vllm", "speculators")
+
+
 def _layer(config: HeadConfig, engine: Engine, index: int) -> dict[str, list[int]]:
     """Tensors of decoder layer `index`; layer 0 reads embedding and hidden state side by side."""
     d, q = config.hidden_size, config.num_heads * config.head_dim
@@ -51,6 +60,8 @@ def _layer(config: HeadConfig, engine: Engine, index: int) -> dict[str, list[int
     # Above layer 0 vLLM reads input_layernorm and SGLang hidden_norm; speculators' own layers know one.
     if index == 0 or engine != "speculators":
         shapes["hidden_norm.weight"] = [d]
+    if has_output_bias(config, engine):
+        shapes["self_attn.o_proj.bias"] = [d]
     if config.attention_bias:
         shapes["self_attn.q_proj.bias"] = [q]
         shapes["self_attn.k_proj.bias"] = [kv]

@@ -27,6 +27,7 @@ from eyas.drafters.head_target import describe_target
 from eyas.drafters.probe import probe
 from eyas.export.check import ExportCheck, check_export
 from eyas.export.engines import Engine, check_engine
+from eyas.export.names import has_output_bias
 from eyas.targets.base import Target
 
 SPECULATORS_VERSION = "0.9.0"
@@ -165,6 +166,9 @@ def engine_tensors(head: LoadedHead, target: Target, engine: Engine, dtype: torc
         table = target.decoder.embed_tokens.weight.detach()
     if table is not None:
         tensors[EMBEDDING] = table
+    if has_output_bias(head.config, engine):
+        for index in range(head.config.num_layers):
+            tensors[f"layers.{index}.self_attn.o_proj.bias"] = torch.zeros(head.config.hidden_size)
     if engine == "eagle":
         tensors = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in tensors.items()}
     tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
@@ -195,6 +199,8 @@ def speculators_config(
         "transformer_layer_config": {
             "model_type": "qwen3" if config.qk_norm else "llama",
             **decoder_fields(config),
+            # Of these fields vLLM hands on what it knows, and only from here how many streams there are.
+            "num_aux_hidden_states": len(config.aux_layers),
         },
         "speculators_config": {
             "algorithm": config.kind,

@@ -4,7 +4,7 @@ Tensor, pipeline and data parallelism are vLLM's; whatever its command line take
 out here is what a speculating server needs:
 
     --speculative-config         the head, its method and K; parallel_drafting for P-EAGLE
-    --cudagraph-capture-sizes    a decode step verifies K + 1 rows a request, P-EAGLE drafts in one pass of 2 K
+    --cudagraph-capture-sizes    a decode step verifies K + 1 rows a request, P-EAGLE drafts in a pass of 2 K
                                  rows a request: graphs of both sizes for batches of 1, 2, 4, ... requests
     --max-num-seqs               what the sizes were made for
 """

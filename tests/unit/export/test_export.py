@@ -1,9 +1,10 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen3Config
 
 from eyas.core.capture import default_aux_layers
 from eyas.core.errors import ConfigError, ModelFormatError
@@ -29,7 +30,9 @@ def write(folder, target, kind="eagle3", *, packed=False, **flags):
     if kind == "peagle":
         flags = {"mask_token_id": 63, "num_layers": 2, **flags}
     torch.manual_seed(1)
+    windows = flags.pop("windows", ())
     config = HeadConfig.for_target(target.config, kind=kind, draft_vocab_size=20, **flags)
+    config = replace(config, windows=windows)
     model = make_model(config, target.decoder.embed_tokens.weight)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -179,6 +182,46 @@ def test_speculators_config_names_the_target(target, tmp_path):
     assert config["norm_before_residual"] is False
     assert config["mask_token_id"] == 63
     assert "layers.1.hidden_norm.weight" not in load_file(tmp_path / "out/model.safetensors")
+
+
+def test_a_bias_after_o_proj_is_written_as_0_where_vllm_would_leave_it_to_chance(target, tmp_path):
+    model = write(tmp_path / "head", target, attention_bias=True)
+    with torch.no_grad():
+        model.layers[0].self_attn.qkv_proj.bias.add_(0.5)
+    save_head(tmp_path / "head", model, VocabMap(torch.arange(20) * 3, 64), meta={})
+    for engine in ("vllm", "speculators"):
+        export_head(tmp_path / "head", target, engine, tmp_path / engine, target_name="o/t")
+        tensors = load_file(tmp_path / engine / "model.safetensors")
+        assert not tensors["layers.0.self_attn.o_proj.bias"].any()
+        assert tensors["layers.0.self_attn.q_proj.bias"].any()
+    tensors["layers.0.self_attn.o_proj.bias"][3] = 1.0
+    save_file(tensors, tmp_path / "vllm/model.safetensors")
+    with pytest.raises(ModelFormatError, match=r"o_proj\.bias is not 0"):
+        read_head(tmp_path / "vllm", target)
+    write(tmp_path / "qwen", target, attention_bias=True, qk_norm=True)
+    export_head(tmp_path / "qwen", target, "vllm", tmp_path / "out")
+    assert "layers.0.self_attn.o_proj.bias" not in load_file(tmp_path / "out/model.safetensors")
+
+
+def test_windows_survive_in_transformers_config(target, tmp_path):
+    for flags, config_class in (({}, LlamaConfig), ({"qk_norm": True}, Qwen3Config)):
+        write(tmp_path / "head", target, num_layers=2, windows=(8, None), **flags)
+        export_head(tmp_path / "head", target, "vllm", tmp_path / "out")
+        parsed = config_class.from_dict(json.loads((tmp_path / "out/config.json").read_text()))
+        assert parsed.sliding_window == 8
+        assert list(parsed.layer_types) == ["sliding_attention", "full_attention"]
+        assert read_head(tmp_path / "out", target).config.windows == (8, None)
+    with pytest.raises(ConfigError, match="one size"):
+        write(tmp_path / "head", target, num_layers=2, windows=(8, 16))
+
+
+def test_speculators_says_how_many_streams_are_captured(target, tmp_path):
+    write(tmp_path / "head", target, aux_layers=(1, 3, 5, 7))
+    export_head(tmp_path / "head", target, "speculators", tmp_path / "out", target_name="o/t")
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config[IDS] == [1, 3, 5, 7]
+    # vLLM's Llama head looks for the number in the decoder's part alone, and takes 3 without it.
+    assert config["transformer_layer_config"]["num_aux_hidden_states"] == 4
 
 
 def test_the_check_sees_what_engines_do_not(target, tmp_path):
