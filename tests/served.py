@@ -30,8 +30,8 @@ def tiny_llm(
     if tokenizer:
         target.tokenizer = PieceTokenizer()
     made = None if drafter is None else make_drafter(drafter, target, num_draft_tokens, [])
-    options = {"max_num_seqs": 4, "page_size": 8, "num_pages": 200, "prefill_chunk": 16, **options}
-    return LLM(target, made, **options)
+    usual = {"max_num_seqs": 4, "page_size": 8, "num_pages": 200, "prefill_chunk": 16, "prefix_caching": True}
+    return LLM(target, made, **{**usual, **options})
 
 
 class Served:

@@ -131,7 +131,8 @@ def soak(num_requests, num_bodies, concurrency):
         assert served.bridge.num_live == 0
     llm._runner.scheduler.check_integrity()
     assert len(done) == num_requests
-    plain = tiny_llm(drafter=None, max_num_seqs=2)
+    assert llm.stats.prefix_hits > 0
+    plain = tiny_llm(drafter=None, max_num_seqs=2, prefix_caching=False)
     known, complete = {}, 0
     for body, choices, ended in done:
         key = json.dumps(body, sort_keys=True)

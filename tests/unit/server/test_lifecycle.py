@@ -74,7 +74,8 @@ def test_a_client_that_hangs_up_frees_its_pages_within_a_step(slow, stream):
             wait_for(lambda: slow.bridge.load.running == 1)
     else:
         with pytest.raises(httpx.ReadTimeout):
-            slow.http.post(TEXT, json=LONG, timeout=0.3)
+            slow.http.post(TEXT, json=LONG, timeout=1.0)
+    wait_for(lambda: closed_at)
     wait_for(slow.idle)
     assert len(closed_at) == 1
     assert slow.steps.count <= closed_at[0] + 2, "one step may run while the client goes, one more reports"
