@@ -7,7 +7,6 @@ from eyas.core.sampling import SamplingParams
 from eyas.engine.sampler import (
     Needs,
     SamplingState,
-    bad_requests,
     choose,
     needs_of,
     row_positions,
@@ -53,7 +52,7 @@ def run(state, needs, tensors):
     matched = accept_by_match(choices, drafts)
     probs, _ = target_probs(*arguments)
     sampled = reject_sampled(probs, q, drafts, state.seeds[slots], row_positions(position0, K + 1))
-    return choices, bad_requests(bad, matched.counts), matched.counts, probs, *sampled
+    return choices, bad, matched.counts, probs, *sampled
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "mixed"])

@@ -48,6 +48,9 @@ def command(
     ] = None,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Longest request body.")] = 4 << 20,
     prefix_caching: Annotated[bool, typer.Option(help="Keep KV pages for requests that begin alike.")] = True,
+    warm_graphs: Annotated[
+        bool, typer.Option(help="Capture the usual CUDA graphs before serving, not at first use.")
+    ] = False,
     num_pages: Annotated[int | None, typer.Option(help="KV pages; what memory allows unless given.")] = None,
     gpu_memory_fraction: Annotated[
         float, typer.Option(help="Share of the free GPU memory for the caches.")
@@ -132,6 +135,7 @@ def command(
             max_model_len=max_model_len,
             num_pages=num_pages,
             prefix_caching=prefix_caching,
+            warm_graphs=warm_graphs,
             gpu_memory_fraction=share_of_rest(gpu_memory_fraction, number, len(heads)),
         )
         for number, one in enumerate(heads)

@@ -46,7 +46,6 @@ __all__ = [
     "Needs",
     "SamplingState",
     "TargetProbs",
-    "bad_requests",
     "check_params",
     "choose",
     "greedy_choices",
@@ -227,17 +226,6 @@ def target_probs(
         return TargetProbs(certain, bad_rows)
     sampled = (state.temperature[slots] > 0)[:, None, None]
     return TargetProbs(torch.where(sampled, processed.softmax(-1), certain), bad_rows)
-
-
-def bad_requests(bad_rows: Tensor, counts: Tensor) -> Tensor:
-    """Which requests would commit the choice of a bad row: bool [B].
-
-    Args:
-        bad_rows: bool [B, R].
-        counts: int64 [B], of verify's Accepted; rows from there on do not matter.
-    """
-    row = torch.arange(bad_rows.shape[1], device=bad_rows.device)
-    return (bad_rows & (row < counts.unsqueeze(1))).any(1)
 
 
 def raw_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:

@@ -113,6 +113,7 @@ _COUNTERS = {
     "eyas_preemptions": ("Requests sent back to the queue for want of pages.", "preemptions"),
     "eyas_engine_steps": ("Target forwards.", "steps"),
     "eyas_engine_prefill_seconds": ("Time in prefill.", "prefill_seconds"),
+    "eyas_engine_step_seconds": ("Time in decode steps timed as a whole (CUDA graphs).", "step_seconds"),
     "eyas_engine_verify_seconds": ("Time in target forwards and acceptance.", "verify_seconds"),
     "eyas_engine_draft_seconds": ("Time in drafting.", "draft_seconds"),
     "vllm:spec_decode_num_drafts": ("Runs of drafts verified.", "drafted_row_steps"),

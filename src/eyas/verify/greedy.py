@@ -18,6 +18,8 @@ from eyas.verify.accepted import Accepted
 def accept_by_match(choices: Tensor, drafts: Tensor) -> Accepted:
     """Commit choices up to and including the first that differs from its draft.
 
+    The engine's `settle` does this and what follows from it in one kernel.
+
     Example, K = 3:
         choices [[5, 9, 4, 7]]   drafts [[5, 8, 4]]   ->   tokens [[5, 9, 4, 7]]   counts [2]
 

@@ -10,7 +10,6 @@ from eyas.core.sampling import SamplingParams
 from eyas.engine.sampler import (
     Needs,
     SamplingState,
-    bad_requests,
     choose,
     needs_of,
     raw_logprobs,
@@ -66,7 +65,7 @@ class Toy:
             logits, self.state, self.slots, drafts, self.position0, self.history, self.needs
         )
         tokens, counts = accept_by_match(choices, drafts)
-        assert not bad_requests(bad, counts).any()
+        assert not bad.any()
         for b in range(len(self.slots)):
             start = int(self.position0[b])
             self.history[b, start : start + int(counts[b])] = tokens[b, : counts[b]]
@@ -157,12 +156,6 @@ def test_nothing_allowed_is_bad():
     assert choose(logits, *rest).bad_rows.tolist() == [[True] * 3, [False] * 3]
 
 
-def test_bad_rows_count_only_if_committed():
-    bad = torch.tensor([[False, True, False], [False, False, True]])
-
-    assert bad_requests(bad, torch.tensor([1, 3])).tolist() == [False, True]
-
-
 def test_equal_logits_choose_the_lowest_id():
     _, logits, rest = batch([KINDS["greedy"]])
 
@@ -232,9 +225,8 @@ def test_nothing_is_read_back_to_the_host(kind):
     with Recorder() as recorder:
         tokens, _ = choose(logits, *rest)
         accept_by_match(tokens, drafts)
-        probs, bad = target_probs(logits, *rest)
+        probs, _ = target_probs(logits, *rest)
         accepted = reject_sampled(probs, q, drafts, state.seeds[slots], row_positions(position0, 3))
-        bad_requests(bad, accepted.counts)
         raw_logprobs(logits, accepted.tokens, 2)
 
     assert not HOST & {name for name, _ in recorder.ran}
