@@ -1,4 +1,4 @@
-"""`eyas data`: regenerate, pack, show, count."""
+"""`eyas data`: regenerate, pack, show, count, capture."""
 
 import itertools
 import json
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eyas.cli import console
+from eyas.cli import console, data_capture
 
 if TYPE_CHECKING:
     from eyas.data.regenerate import Progress
     from eyas.data.template import ChatTemplate
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+app.command("capture")(data_capture.command)
 
 TargetOption = Annotated[
     str, typer.Option(help="Folder, GGUF file, hub name, or a name of `eyas models list`.")

@@ -12,8 +12,9 @@ Every epoch shuffles documents (and so which of them share a row) from (seed, ep
 (epoch, batch) resumes exactly.
 """
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ class Batch:
     """int32 [B, n], position within the document"""
     supervised: Tensor
     """bool [B, n], tokens that the assistant wrote"""
+    source: Tensor | None = None
+    """int32 [B, n], each token's number in the store (-1 for padding), where it was asked for"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,13 @@ def place_pieces(lengths: list[int], seq_len: int) -> tuple[list[int], list[int]
 
 
 def pack_rows(
-    store: TokenStore, mask: NDArray[np.bool_], documents: NDArray[np.int64], seq_len: int, *, seed: int
+    store: TokenStore,
+    mask: NDArray[np.bool_],
+    documents: NDArray[np.int64],
+    seq_len: int,
+    *,
+    seed: int,
+    with_source: bool = False,
 ) -> Batch:
     """Pack `documents` in a random order into rows of seq_len (on the CPU); row order is random too.
 
@@ -125,6 +134,7 @@ def pack_rows(
         segments=scatter(np.repeat(column, size), -1, np.int32),
         positions=scatter(within, 0, np.int32),
         supervised=scatter(mask[source], 0, np.bool_),
+        source=scatter(source, -1, np.int32) if with_source else None,
     )
 
 
@@ -140,7 +150,9 @@ class RowLoader:
         batch_rows: int,
         seed: int,
         device: torch.device | str = "cpu",
+        with_source: bool = False,
     ) -> None:
+        self.with_source = with_source
         self.store, self.documents, self.mask = store, documents, store.mask
         self.seq_len, self.batch_rows, self.seed, self.device = seq_len, batch_rows, seed, device
         self.state = LoaderState()
@@ -150,7 +162,9 @@ class RowLoader:
 
     def _pack(self, epoch: int) -> Batch:
         seed = int(np.random.SeedSequence([self.seed, epoch]).generate_state(1)[0])
-        rows = pack_rows(self.store, self.mask, self.documents, self.seq_len, seed=seed)
+        rows = pack_rows(
+            self.store, self.mask, self.documents, self.seq_len, seed=seed, with_source=self.with_source
+        )
         missing = self.batch_rows - rows.ids.shape[0]
         return rows if missing <= 0 else _pad(rows, missing)
 
@@ -185,21 +199,25 @@ class RowLoader:
 
 def slice_rows(rows: Batch, begin: int, end: int) -> Batch:
     """Rows begin .. end - 1, without copying."""
-    return Batch(
-        rows.ids[begin:end], rows.segments[begin:end], rows.positions[begin:end], rows.supervised[begin:end]
-    )
+    return _each(rows, lambda tensor, _: tensor[begin:end])
 
 
 def _to(rows: Batch, device: torch.device | str) -> Batch:
-    return Batch(*(t.to(device) for t in (rows.ids, rows.segments, rows.positions, rows.supervised)))
+    return _each(rows, lambda tensor, _: tensor.to(device))
 
 
 def _pad(rows: Batch, missing: int) -> Batch:
     """Empty rows below, so that a small data set still fills a batch."""
-
-    def grow(tensor: Tensor, fill: int) -> Tensor:
-        return torch.cat([tensor, tensor.new_full((missing, tensor.shape[1]), fill)])
-
-    return Batch(
-        grow(rows.ids, 0), grow(rows.segments, -1), grow(rows.positions, 0), grow(rows.supervised, 0)
+    fills = {"segments": -1, "source": -1}
+    return _each(
+        rows,
+        lambda tensor, name: torch.cat(
+            [tensor, tensor.new_full((missing, tensor.shape[1]), fills.get(name, 0))]
+        ),
     )
+
+
+def _each(rows: Batch, change: Callable[[Tensor, str], Tensor]) -> Batch:
+    """The batch with every tensor changed."""
+    tensors: dict[str, Any] = {field.name: getattr(rows, field.name) for field in fields(rows)}
+    return Batch(**{name: change(x, name) for name, x in tensors.items() if x is not None})

@@ -4,12 +4,15 @@ The teacher's distribution is never stored: the final hidden state [.., D] is, a
 with the output matrix chunk by chunk. Its final norm is already applied (Decoder.forward does that).
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from eyas.core.model_config import TargetIdentity
+from eyas.data.features import FeatureStore
 from eyas.data.loader import Batch
 from eyas.nn.packed import PackedContext
 from eyas.targets.decoder import Decoder
@@ -40,3 +43,25 @@ def capture(decoder: Decoder, batch: Batch, aux_layers: tuple[int, ...]) -> Capt
         hidden, features = decoder(batch.ids.long(), batch.positions.long(), context, capture=aux_layers)
         assert features is not None
         return Captured(features, hidden, teacher_choices(hidden, decoder.lm_head_weight))
+
+
+CaptureFn = Callable[[Decoder, Batch, tuple[int, ...]], Captured]
+"""`capture`, or what stands in for it."""
+
+
+def capture_meta(identity: TargetIdentity, aux_layers: tuple[int, ...]) -> dict[str, Any]:
+    """What captured features depend on besides the tokens."""
+    return {"target": identity.name, "fingerprint": identity.fingerprint, "aux_layers": list(aux_layers)}
+
+
+def captured_before(features: FeatureStore) -> CaptureFn:
+    """`capture` that reads what `eyas data capture` wrote; batches need their `source`."""
+
+    def read(decoder: Decoder, batch: Batch, aux_layers: tuple[int, ...]) -> Captured:
+        del aux_layers  # the store was checked against them when it was opened
+        assert batch.source is not None
+        place, dtype = decoder.embed_tokens.weight.device, decoder.embed_tokens.weight.dtype
+        taken, hidden, choices = (x.to(place) for x in features.read(batch.source.cpu()))
+        return Captured(taken.to(dtype), hidden.to(dtype), choices)
+
+    return read

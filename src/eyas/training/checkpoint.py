@@ -50,7 +50,7 @@ def fingerprint(recipe: dict[str, Any], data_hash: str) -> dict[str, Any]:
     """What must not change between two legs of a run: all but where, how long and how often to report."""
     run = {key: recipe["run"][key] for key in ("seed", "batch_rows", "accumulation")}
     kept = {key: recipe[key] for key in ("data", "head", "objective", "loss", "optim")}
-    kept["data"] = {key: value for key, value in kept["data"].items() if key != "store"}
+    kept["data"] = {key: value for key, value in kept["data"].items() if key not in ("store", "features")}
     return json.loads(json.dumps({**kept, "run": run, "data_hash": data_hash}))  # type: ignore[no-any-return]
 
 

@@ -39,11 +39,14 @@ class DataSection:
     """Folder made by `eyas data regenerate` (its store/) or `eyas data pack`."""
     seq_len: int = 512
     """Tokens in a packed row; longer documents are cut."""
+    features: str | None = None
+    """Folder made by `eyas data capture`: features are read from it, the target runs only for validation."""
     held_out: float = 0.01
     """Share of documents kept for validation, by the hash of their ids."""
 
     def __post_init__(self) -> None:
         _require("store", self.store, bool(self.store), "the folder of a token store")
+        _require("features", self.features, self.features != "", "a folder of captured features, or left out")
         _require("seq_len", self.seq_len, 8 <= self.seq_len <= 2**20, "from 8 to 1048576")
         _require("held_out", self.held_out, 0.0 <= self.held_out < 1.0, "a share in [0, 1)")
 

@@ -12,7 +12,7 @@ from eyas.data.loader import Batch, slice_rows
 from eyas.drafters.eagle3.model import Eagle3Model
 from eyas.drafters.peagle.model import PEagleModel
 from eyas.targets.base import Target
-from eyas.training.capture import Captured, capture
+from eyas.training.capture import Captured, CaptureFn, capture
 from eyas.training.compiled import compile_fixed
 from eyas.training.config import LossSection
 from eyas.training.losses import Reach, compact, slot_loss
@@ -88,6 +88,10 @@ class TrainStep:
         self._capture: Any = compile_fixed(capture) if compiled else capture
         self._forward: Any = compile_fixed(self._draft) if compiled else self._draft
         self._chunk: Any = compile_fixed(chunk_loss) if compiled else chunk_loss
+
+    def capture_with(self, function: CaptureFn) -> None:
+        """Take what the target knows from elsewhere than its forward."""
+        self._capture = function
 
     def autocasting(self) -> Any:
         """Context of the drafter's products."""

@@ -25,6 +25,7 @@ from eyas import __version__
 from eyas.config import dump_config
 from eyas.config.dump import to_plain
 from eyas.core.errors import ConfigError, DataError, EyasError
+from eyas.data.features import FeatureStore
 from eyas.data.files import write_bytes
 from eyas.data.loader import Batch, LoaderState, RowLoader, pack_rows, split_documents
 from eyas.data.store import TokenStore
@@ -33,6 +34,7 @@ from eyas.drafters.artifact import make_model, save_head
 from eyas.drafters.eagle3.model import Eagle3Model
 from eyas.targets.base import Target
 from eyas.training.build import build_head, describe, make_objective
+from eyas.training.capture import capture_meta, captured_before
 from eyas.training.checkpoint import (
     RunState,
     best_checkpoint,
@@ -108,6 +110,7 @@ class Trainer:
             batch_rows=config.run.batch_rows,
             seed=config.run.seed,
             device=target.device,
+            with_source=config.data.features is not None,
         )
         self.batches_per_epoch = self.loader.batches_per_epoch()
         self.total_steps = self._total_steps()
@@ -121,6 +124,11 @@ class Trainer:
             autocast=self._autocast(),
             compiled=config.run.compile,
         )
+        if config.data.features is not None:
+            meta = capture_meta(target.identity, self.model.config.aux_layers)
+            seq_len = config.data.seq_len
+            known = FeatureStore(Path(config.data.features), store, seq_len=seq_len, meta=meta)
+            self.step.capture_with(captured_before(known))
         self.state = RunState()
         self._started = time.monotonic()
         self._startup: float | None = None

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from eyas.core.errors import ConfigError, DataError
+from eyas.data.features import FeatureShape, write_features
 from eyas.data.store import StoreWriter, TokenStore
 from eyas.drafters.artifact import load_head
+from eyas.training.capture import capture, capture_meta
 from eyas.training.config import (
     DataSection,
     Eagle3Section,
@@ -293,3 +295,29 @@ def test_the_clock_ends_a_run_and_drives_the_schedule(world, tmp_path):
     records = [json.loads(line) for line in (tmp_path / "training_log.jsonl").read_text().splitlines()]
     rates = [r["lr"] for r in records if r["kind"] == "train"]
     assert 0 <= rates[-1] < max(rates)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8"])
+def test_training_on_captured_features_is_training_on_the_target(kind, world, tmp_path):
+    """The loss curve of the target in the same process, to the rounding of what was stored."""
+    target, store = world
+    online = Trainer(recipe(tmp_path / "online", "peagle", max_steps=6, log_every=1), target, store)
+    layers = online.model.config.aux_layers
+    for _ in write_features(
+        store,
+        tmp_path / "features",
+        run=lambda batch: tuple(capture(target.decoder, batch, layers)),
+        shape=FeatureShape(3 * 32, 32, kind),
+        seq_len=48,
+        batch_rows=4,
+        meta=capture_meta(target.identity, layers),
+    ):
+        pass
+    online.train()
+    config = recipe(tmp_path / "offline", "peagle", max_steps=6, log_every=1)
+    config = replace(config, data=replace(config.data, features=str(tmp_path / "features")))
+    offline = Trainer(config, target, store)
+    offline.train()
+    wanted = dict(losses(tmp_path / "online"))
+    assert dict(losses(tmp_path / "offline")) == pytest.approx(wanted, rel=1e-2 if kind == "bf16" else 5e-2)
+    assert dict(losses(tmp_path / "offline")) != wanted
