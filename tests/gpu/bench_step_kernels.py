@@ -1,4 +1,4 @@
-"""Micro-benchmark of the kernels between the forwards of a step, and of their reference twins, in CUDA graphs.
+"""Micro-benchmark of the kernels between the forwards of a step, and of their reference twins.
 
     python tests/gpu/bench_step_kernels.py          one JSON object a line
 

@@ -272,6 +272,32 @@ def test_growing_a_tree(depth, top_k, width, num_drafts, children):
         assert torch.equal(one, other)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.gpu
+def test_a_request_of_nan_still_gets_a_tree():
+    """Its tokens are never accepted, but every index must be valid: its neighbours are in the same launch."""
+    logits = torch.randn(2, 3, 50, device=DEVICE)
+    logits[0] = float("nan")
+    with use_backend("triton"):
+        ids, log_q = dispatch_step.top_logprobs(logits, 3)
+        assert ids.min() >= 0
+        assert ids.max() < 50
+        pool = Pool(
+            torch.zeros(2, 12, dtype=torch.int64, device=DEVICE),
+            torch.zeros(2, 12, device=DEVICE),
+            torch.zeros(2, 12, dtype=torch.int64, device=DEVICE),
+            torch.zeros(2, 12, dtype=torch.bool, device=DEVICE),
+        )
+        log_q[0] = float("nan")
+        frontier = dispatch_step.grow(pool, 0, None, ids[:, :1], log_q[:, :1], 3)
+        assert frontier.entries.tolist() == [[0, 1, 2]] * 2
+        frontier = dispatch_step.grow(pool, 3, frontier, ids, log_q, 3)
+        assert frontier.above.min() >= 0
+        assert frontier.above.max() < 3
+        _, parents = dispatch_step.best(pool, 12, 8)
+    assert all(0 <= parent <= row for tree in parents.tolist() for row, parent in enumerate(tree))
+
+
 @pytest.mark.skipif(INTERPRETED, reason="this is the child process")
 def test_twins_in_the_interpreter():
     pytest.importorskip("triton")

@@ -168,6 +168,7 @@ class Runner:
         if self.scheduler.idle:
             self.scheduler.check_integrity()
 
+    @torch.no_grad()
     def warm(self, progress: Callable[[int, int], None]) -> None:
         """Capture the graphs of greedy and of sampled steps for every batch size and context length."""
         if self._graphs is None:

@@ -115,6 +115,13 @@ def top_logprobs(logits: Tensor, top_k: int, index_map: Tensor | None = None) ->
 
 
 @triton.jit
+def _keys(scores, likely):  # noqa: ANN001, ANN202
+    """What entries are ranked by; a NaN would leave ranks that nobody has, and so places unwritten."""
+    scores = tl.where(scores == scores, scores, float("-inf"))  # noqa: PLR0124 - false for NaN alone
+    return tl.where(likely, float("inf"), scores)
+
+
+@triton.jit
 def _grow_kernel(  # noqa: ANN202
     tokens_ptr,  # noqa: ANN001
     log_q_ptr,  # noqa: ANN001
@@ -156,7 +163,7 @@ def _grow_kernel(  # noqa: ANN202
         scores += tl.load(front_scores_ptr + request * NODES + node, mask=inside, other=0.0)
         likely &= tl.load(front_likely_ptr + request * NODES + node, mask=inside, other=0) > 0
         parents = tl.load(front_entries_ptr + request * NODES + node, mask=inside, other=-1)
-    keys = tl.where(likely, float("inf"), scores)
+    keys = _keys(scores, likely)
     rank = tl.zeros([BLOCK], tl.int32)
     for start in range(0, COUNT, CHUNK):
         other = start + tl.arange(0, CHUNK)
@@ -167,15 +174,19 @@ def _grow_kernel(  # noqa: ANN202
             where = request * NODES + other // TOP_K
             other_keys += tl.load(front_scores_ptr + where, mask=there, other=0.0)
             other_likely &= tl.load(front_likely_ptr + where, mask=there, other=0) > 0
-        other_keys = tl.where(other_likely, float("inf"), other_keys)
+        other_keys = _keys(other_keys, other_likely)
         equal_before = (other_keys[None, :] == keys[:, None]) & (other[None, :] < child[:, None])
         better = there[None, :] & ((other_keys[None, :] > keys[:, None]) | equal_before)
         rank += tl.sum(better.to(tl.int32), 1)
     tokens = tl.load(tokens_ptr + request * COUNT + child, mask=inside, other=0)
     chosen = inside & (rank < WIDTH)
-    place = tl.where(CHILDREN, child, rank).to(tl.int64) + begin
+    if CHILDREN:
+        place = child.to(tl.int64) + begin
+        into_pool = inside
+    else:
+        place = rank.to(tl.int64) + begin
+        into_pool = chosen
     pooled = request * pool_size + place
-    into_pool = inside & (CHILDREN | chosen)
     tl.store(pool_tokens_ptr + pooled, tokens, mask=into_pool)
     tl.store(pool_scores_ptr + pooled, scores, mask=into_pool)
     tl.store(pool_parents_ptr + pooled, parents, mask=into_pool)
@@ -259,13 +270,13 @@ def _kept_kernel(  # noqa: ANN202
     inside = entry < size
     scores, likely = scores_ptr + request * pool_size, likely_ptr + request * pool_size
     keys = tl.load(scores + entry, mask=inside, other=float("-inf"))
-    keys = tl.where(tl.load(likely + entry, mask=inside, other=0) > 0, float("inf"), keys)
+    keys = _keys(keys, tl.load(likely + entry, mask=inside, other=0) > 0)
     rank = tl.zeros([BLOCK], tl.int32)
     for start in range(0, size, CHUNK):
         other = start + tl.arange(0, CHUNK)
         there = other < size
         other_keys = tl.load(scores + other, mask=there, other=float("-inf"))
-        other_keys = tl.where(tl.load(likely + other, mask=there, other=0) > 0, float("inf"), other_keys)
+        other_keys = _keys(other_keys, tl.load(likely + other, mask=there, other=0) > 0)
         equal_before = (other_keys[None, :] == keys[:, None]) & (other[None, :] < entry[:, None])
         better = there[None, :] & ((other_keys[None, :] > keys[:, None]) | equal_before)
         rank += tl.sum(better.to(tl.int32), 1)
