@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from eyas.bench.cells import PLAIN
+from eyas.bench.cells import PLAIN, label_of
 from eyas.bench.intervals import Estimate, geometric_interval, ratio_interval
 from eyas.bench.sources import published_ratio
 from eyas.bench.sweep import read_records
@@ -44,11 +44,13 @@ class Row:
     engine: str
     results: tuple[tuple[int, Json], ...]
     """(repeat, result), by repeat."""
+    timed: Json | None = None
+    """Steps of a run in which phases were timed apart."""
 
     @property
     def label(self) -> str:
         """Method and K, and the endpoint where there is one."""
-        name = f"{self.method} K={self.num_draft_tokens}" if self.num_draft_tokens else self.method
+        name = label_of(self.method, self.num_draft_tokens)
         return name if self.engine == "local" else f"{name} @ {self.engine}"
 
     @property
@@ -72,6 +74,10 @@ class Row:
             value for value in (_inside(result, path) for _, result in self.results) if value is not None
         ]
         return fmean(found) if found else None
+
+    def phase(self, name: str) -> float | None:
+        """Return a phase's time a step in ms, from a run that timed phases where there is one."""
+        return self.mean("steps", name) if self.timed is None else _inside(self.timed, (name,))
 
     def positions(self, name: str) -> list[float]:
         """Return the mean over repeats of a list of `acceptance`."""
@@ -102,19 +108,25 @@ def read_cells(paths: Sequence[Path]) -> list[Row]:
     if not lines:
         raise DataError(f"{', '.join(map(str, paths))}: no cell was measured yet")
     grouped: dict[tuple[Any, ...], list[Json]] = {}
+    timed: dict[tuple[Any, ...], Json] = {}
     for line in lines:
         cell = line["cell"]
         key = tuple(
             cell[name] for name in ("dataset", "concurrency", "rate", "method", "num_draft_tokens", "engine")
         )
-        grouped.setdefault(key, []).append(line)
+        if cell.get("phases"):
+            timed[key] = line["result"].get("steps") or {}
+        else:
+            grouped.setdefault(key, []).append(line)
     _same([line["cell"] for line in lines], SAME_EVERYWHERE)
     rows = []
-    for (dataset, concurrency, rate, method, k, engine), members in grouped.items():
+    for key, members in grouped.items():
         _same([line["cell"] for line in members], SAME_IN_A_ROW)
         # The last line of a repeat counts, should one be there twice.
         results = {line["cell"]["repeat"]: line["result"] for line in members}
-        rows.append(Row(dataset, concurrency, rate, method, k, engine, tuple(sorted(results.items()))))
+        in_order = tuple(sorted(results.items()))
+        dataset, concurrency, rate, method, k, engine = key
+        rows.append(Row(dataset, concurrency, rate, method, k, engine, in_order, timed.get(key)))
     return rows
 
 
@@ -182,7 +194,7 @@ def acceptance_by_k(rows: Sequence[Row]) -> dict[str, dict[str, dict[int, float]
     for row in rows:
         for _, result in row.results:
             part = result.get("acceptance") or {}
-            if not part or not row.num_draft_tokens:
+            if not part or row.num_draft_tokens <= 0:
                 continue
             key = (row.dataset, row.series, row.num_draft_tokens)
             accepted, drafts = sums.get(key, (0.0, 0.0))
@@ -215,7 +227,7 @@ def tables(rows: Sequence[Row]) -> Json:
                 "conditional_acceptance_by_position": row.positions("conditional_acceptance_by_position"),
                 "tokens_per_forward": row.mean("steps", "tokens_per_forward"),
                 "step_ms": row.mean("steps", "step_ms"),
-                **{name: row.mean("steps", name) for name in PHASES},
+                **{name: row.phase(name) for name in PHASES},
                 **{
                     f"{name}_{which}": row.mean(f"{name}_ms", which)
                     for name in ("ttft", "tpot", "itl")
@@ -276,7 +288,7 @@ def _length(row: Row) -> float | None:
 
 def _phase(left: Row, right: Row) -> tuple[str | None, tuple[float, float] | None]:
     """Return the phase whose time a step differs most, and its two times in ms."""
-    pairs = {name: (left.mean("steps", name), right.mean("steps", name)) for name in PHASES}
+    pairs = {name: (left.phase(name), right.phase(name)) for name in PHASES}
     known = {name: (a, b) for name, (a, b) in pairs.items() if a is not None and b is not None}
     if not known:
         return None, None

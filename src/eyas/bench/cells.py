@@ -15,6 +15,8 @@ from eyas.bench.datasets import Dataset
 from eyas.core.errors import ConfigError
 
 PLAIN = "plain"
+AUTO = -1
+"""K that the engine takes by batch size, from the head's calibration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class Method:
     spec: str | None = None
     """Head folder, prompt_lookup or small:PATH; None for plain decoding and for endpoints."""
     num_draft_tokens: int = 0
+    """K; 0 for none, AUTO for what calibration found best at each batch size."""
     fingerprint: str | None = None
     """Of the head's files."""
     url: str | None = None
@@ -34,7 +37,7 @@ class Method:
     @property
     def label(self) -> str:
         """Name and K."""
-        return f"{self.name} K={self.num_draft_tokens}" if self.num_draft_tokens else self.name
+        return label_of(self.name, self.num_draft_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,9 @@ class Cell:
     load: Load
     repeat: int
     settings: Settings
+    phases: bool = False
+    """Whether verification and drafting are timed apart, which takes a slower step on CUDA: such a cell says
+    where the time goes, not how fast it is."""
 
     @property
     def num_requests(self) -> int:
@@ -95,6 +101,7 @@ class Cell:
             "concurrency": self.load.concurrency,
             "rate": self.load.rate,
             "repeat": self.repeat,
+            "phases": self.phases,
             **asdict(self.settings),
             "num_requests": self.num_requests,
         }
@@ -142,6 +149,22 @@ def plan_cells(
                 Cell(method, dataset, load, repeat, settings) for method in rotated(methods, repeat + number)
             ]
     return cells
+
+
+def phase_cells(
+    methods: Sequence[Method], dataset: Dataset, loads: Sequence[Load], settings: Settings
+) -> list[Cell]:
+    """Return one cell a method and load, with phases timed; time limit and data as for all others."""
+    return [
+        Cell(method, dataset.name, load, 0, settings, phases=True) for method in methods for load in loads
+    ]
+
+
+def label_of(name: str, num_draft_tokens: int) -> str:
+    """Return a method's name with its K: "plain", "eagle3 K=3", "eagle3 K=auto"."""
+    if not num_draft_tokens:
+        return name
+    return f"{name} K={'auto' if num_draft_tokens == AUTO else num_draft_tokens}"
 
 
 def rotated(methods: Sequence[Method], shift: int) -> list[Method]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from eyas.bench.analyze_sweep import PHASES, Row, acceptance_by_k, best_rows, versus
-from eyas.bench.cells import PLAIN
+from eyas.bench.cells import AUTO, PLAIN
 from eyas.bench.sources import ACCEPTANCE_LENGTH, CONCURRENCIES, PEAGLE_OVER_EAGLE3, source_name
 from eyas.core.errors import ConfigError
 
@@ -63,7 +63,7 @@ def throughput(rows: Sequence[Row]) -> bytes | None:
             for at, value, row in zip(x, y, line, strict=True):
                 if row.num_draft_tokens:
                     axes.annotate(
-                        str(row.num_draft_tokens),
+                        "auto" if row.num_draft_tokens == AUTO else str(row.num_draft_tokens),
                         (at, value),
                         textcoords="offset points",
                         xytext=(0, 5),
@@ -193,7 +193,7 @@ def positions(rows: Sequence[Row]) -> bytes | None:
 
 def step_time(rows: Sequence[Row]) -> bytes | None:
     """Draw the time of a step by phase, each method at its best K, as stacked bars."""
-    best = [row for row in best_rows(rows) if row.mean("steps", "step_ms") is not None]
+    best = [row for row in best_rows(rows) if row.phase("verify_ms") is not None]
     if not best:
         return None
 
@@ -204,7 +204,7 @@ def step_time(rows: Sequence[Row]) -> bytes | None:
         names = [f"{_load(row):g}\n{row.label}" for row in here]
         bottom = [0.0] * len(here)
         for phase in PHASES:
-            height = [row.mean("steps", phase) or 0.0 for row in here]
+            height = [row.phase(phase) or 0.0 for row in here]
             axes.bar(
                 range(len(here)),
                 height,

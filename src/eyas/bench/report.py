@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.bench.analyze_sweep import Row, read_cells, tables
+from eyas.bench.cells import AUTO
 from eyas.bench.plots import draw_all
 from eyas.bench.sources import ACCEPTANCE_LENGTH, SOURCE
 from eyas.bench.sweep import read_records
@@ -199,7 +200,7 @@ def _rows(rows: Sequence[dict[str, Any]]) -> str:
     head += ["prefill", "other", "ttft p50", "ttft p99", "itl p50", "itl p99"]
     lines = []
     for row in rows:
-        line = [row["dataset"], _place(row), _series(row), str(row["num_draft_tokens"] or "")]
+        line = [row["dataset"], _place(row), _series(row), k_of(row["num_draft_tokens"])]
         line += [f"{row['tokens_per_second']['value']:.0f}", _interval(row["tokens_per_second"], digits=0)]
         line += [_number(row["over_plain"]["value"] if row["over_plain"] else None)]
         names = ("acceptance_length", "step_ms", "verify_ms", "draft_ms", "prefill_ms", "other_ms")
@@ -234,6 +235,11 @@ def _table(
         for mark, line in zip(marks, lines, strict=True)
     )
     return f"<div class=scroll><table><tr>{cells('th', head)}</tr>{body}</table></div>"
+
+
+def k_of(num_draft_tokens: int) -> str:
+    """Return K as a table shows it."""
+    return "auto" if num_draft_tokens == AUTO else str(num_draft_tokens or "")
 
 
 def _series(row: dict[str, Any]) -> str:

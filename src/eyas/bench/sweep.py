@@ -96,16 +96,16 @@ class LocalBackend:
 
     def __init__(
         self,
-        build: Callable[[Method], Engine],
+        build: Callable[[Method, bool], Engine],
         prompts: Mapping[str, Sequence[list[int]]],
         *,
         warm_up_concurrency: int,
         keep: bool = True,
     ) -> None:
-        """Take a way to build an engine, the prompts' token ids by data set, and the largest batch."""
+        """Take what builds an engine (method, phases timed or not), prompts by data set, largest batch."""
         self._build, self._prompts, self._keep = build, prompts, keep
         self._warm_up_concurrency = warm_up_concurrency
-        self._engines: dict[Method, Engine] = {}
+        self._engines: dict[tuple[Method, bool], Engine] = {}
 
     def run(self, cell: Cell) -> dict[str, Any]:
         """Measure a cell."""
@@ -127,11 +127,13 @@ class LocalBackend:
         return result_of(run)
 
     def _engine(self, cell: Cell) -> Engine:
-        engine = self._engines.get(cell.method)
+        key = (cell.method, cell.phases)
+        engine = self._engines.get(key)
         if engine is None:
-            if not self._keep:
+            # Phases come after everything else: engines of both ways need not fit together.
+            if not self._keep or any(phases != cell.phases for _, phases in self._engines):
                 self._engines.clear()
-            engine = self._engines[cell.method] = self._build(cell.method)
+            engine = self._engines[key] = self._build(cell.method, cell.phases)
             every = [ids for part in self._prompts.values() for ids in part]
             warm_up(engine, every, _params(cell), self._warm_up_concurrency)
         return engine

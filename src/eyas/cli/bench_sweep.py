@@ -26,7 +26,12 @@ def sweep(
         ),
     ] = "plain,eagle3,peagle",
     head: Annotated[list[str] | None, typer.Option("--head", help="A head folder; may be repeated.")] = None,
-    k: Annotated[str, typer.Option("--num-draft-tokens", "--k", "-k", help="One K or several.")] = "3,5,7",
+    k: Annotated[
+        str,
+        typer.Option(
+            "--num-draft-tokens", "--k", "-k", help="One K or several; auto is what `eyas calibrate` found."
+        ),
+    ] = "3,5,7",
     concurrency: Annotated[str, typer.Option(help="Requests at once, one or several.")] = "1,2,4,8,16,32,64",
     rate: Annotated[
         str, typer.Option(help="Open loop instead: requests a second, at Poisson times; one or several.")
@@ -62,6 +67,13 @@ def sweep(
     max_num_seqs: Annotated[
         int | None, typer.Option(min=1, help="Requests that an engine runs at once; the highest concurrency.")
     ] = None,
+    phases: Annotated[
+        bool | None,
+        typer.Option(
+            help="Time verification and drafting apart in further cells, on the first data set. Done on CUDA "
+            "unless told otherwise; elsewhere every cell tells them."
+        ),
+    ] = None,
     one_engine_at_a_time: Annotated[
         bool, typer.Option(help="For engines that do not fit into memory together; methods drift apart more.")
     ] = False,
@@ -75,7 +87,7 @@ def sweep(
 
     A cell that the record holds is not measured again, so a sweep that was stopped goes on where it was.
     """
-    from eyas.bench.cells import Load, Settings, plan_cells
+    from eyas.bench.cells import Load, Settings, phase_cells, plan_cells
     from eyas.bench.client import HTTPBackend
     from eyas.bench.conversations import encode_chat
     from eyas.bench.datasets import read_dataset
@@ -84,7 +96,7 @@ def sweep(
     from eyas.bench.sweep import sweep as measure
     from eyas.core.errors import ConfigError
 
-    own = methods_of(methods, head or [], _numbers("--k", k, int), target, engine)
+    own = methods_of(methods, head or [], _draft_counts(k), target, engine)
     if not own:
         raise ConfigError("--methods: no method is left to measure")
     if rate:
@@ -133,11 +145,12 @@ def sweep(
         highest = max((load.concurrency or 0 for load in loads), default=0)
         seqs = max_num_seqs or highest or 64
 
-        def build(method: "Method") -> Any:
+        def build(method: "Method", time_phases: bool) -> Any:
             return build_engine(
                 loaded,
                 method.spec,
-                method.num_draft_tokens,
+                max(0, method.num_draft_tokens),
+                time_phases=time_phases,
                 max_model_len=longest + max_tokens + 16,
                 max_num_seqs=seqs,
             )
@@ -148,6 +161,8 @@ def sweep(
     for url in {method.url for method in own if method.url is not None}:
         backends[url] = HTTPBackend(url, datasets, model=model, api_key=api_key)
     cells = plan_cells(own, datasets, loads, repeats, settings, one_engine_at_a_time=one_engine_at_a_time)
+    if local and (phases if phases is not None else loaded.device.type == "cuda"):
+        cells += phase_cells([m for m in own if m.url is None], datasets[0], loads, settings)
     with console.progress(disable=as_json) as bar:
         task = bar.add_task("sweep", total=len(cells))
 
@@ -162,12 +177,10 @@ def sweep(
 
 def methods_of(text: str, heads: list[str], ks: list[int], target: str | None, engine: str) -> "list[Method]":
     """Return every method at every K, plain decoding once; ConfigError for what cannot be told apart."""
-    from eyas.bench.cells import PLAIN, Method
+    from eyas.bench.cells import AUTO, PLAIN, Method
     from eyas.bench.records import folder_fingerprint
     from eyas.core.errors import ConfigError
 
-    if any(k < 1 for k in ks):
-        raise ConfigError(f"--k: every K must be at least 1, got {', '.join(map(str, ks))}")
     names = [part.strip() for part in text.split(",") if part.strip()]
     if engine != LOCAL:
         if len(names) != 1 or (names[0] != PLAIN and len(ks) != 1):
@@ -188,10 +201,38 @@ def methods_of(text: str, heads: list[str], ks: list[int], target: str | None, e
         if spec is None:
             found.append(Method(PLAIN))
             continue
-        print_of_head = folder_fingerprint(Path(spec)) if Path(spec).is_dir() else None
+        own = folder_fingerprint(Path(spec)) if Path(spec).is_dir() else None
         label = Path(name).name if name.startswith("small:") else name
-        found += [Method(label, spec, k, print_of_head) for k in dict.fromkeys(ks)]
+        found += [
+            Method(label, spec, k, f"{own}-{_calibration(spec)}" if k == AUTO else own)
+            for k in dict.fromkeys(ks)
+        ]
     return found
+
+
+def _draft_counts(text: str) -> list[int]:
+    """Return the K of --k, AUTO for "auto"."""
+    from eyas.bench.cells import AUTO
+
+    words = [part.strip() for part in text.split(",") if part.strip()]
+    fixed = [word for word in words if word != "auto"]
+    counts = _numbers("--k", ",".join(fixed), int) if fixed or not words else []
+    return [*counts, *([AUTO] if "auto" in words else [])]
+
+
+def _calibration(spec: str) -> str:
+    """Return a digest of a head's calibration, which K = auto depends on."""
+    import hashlib
+    import json
+
+    from eyas.core.errors import ConfigError
+    from eyas.targets.hf_config import read_json
+
+    path = Path(spec) / "eyas.json"
+    found = read_json(path).get("calibration") if path.is_file() else None
+    if found is None:
+        raise ConfigError(f"--k auto: {spec} has no calibration; run `eyas calibrate --head {spec}` first")
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _spec_of(name: str, heads: list[str], target: str | None) -> str | None:

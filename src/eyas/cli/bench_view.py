@@ -10,6 +10,8 @@ def show(console: "Console", document: dict[str, Any]) -> None:
     """Print throughput by place, then why one method leads."""
     from rich.table import Table
 
+    from eyas.bench.report import k_of
+
     rows = document["rows"]
     for dataset in dict.fromkeys(row["dataset"] for row in rows):
         table = Table(
@@ -34,8 +36,7 @@ def show(console: "Console", document: dict[str, Any]) -> None:
             table.add_row(
                 f"c={row['concurrency']}" if row["rate"] is None else f"{row['rate']:g}/s",
                 row["method"] if row["engine"] == "local" else f"{row['method']} @ {row['engine']}",
-                str(row["num_draft_tokens"] or "")
-                + ("*" if row["best_k"] and row["num_draft_tokens"] else ""),
+                k_of(row["num_draft_tokens"]) + ("*" if row["best_k"] and row["num_draft_tokens"] else ""),
                 f"{speed['value']:.1f}",
                 "" if low is None else f"{low:.0f} to {high:.0f}",
                 "" if plain is None else f"{plain['value']:.2f}",

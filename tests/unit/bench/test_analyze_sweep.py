@@ -98,6 +98,24 @@ def test_tables_hold_the_source_beside(tmp_path):
     assert found["rows"][1]["conditional_acceptance_by_position"] == pytest.approx([0.8, 0.625, 0.4])
 
 
+def test_phases_come_from_the_run_that_timed_them(tmp_path):
+    whole = cell("peagle", 7, 1500.0, steps=step(3.0, 2.0))
+    timed = cell("peagle", 7, 1200.0, steps=step(3.0, 2.7, verify_ms=2.1, draft_ms=0.6), phases=True)
+    found = rows(tmp_path, EAGLE, whole, timed)
+    assert len(found) == 2
+    assert found[1].throughput.value == pytest.approx(1500)
+    assert (found[1].phase("verify_ms"), found[1].phase("draft_ms")) == (2.1, 0.6)
+    one = lead(found[1], found[0])
+    assert one.step_time == pytest.approx(1.25)
+    assert (one.phase, one.phase_ms) == ("verify", (2.1, 1.5))
+
+
+def test_calibrated_k_is_called_auto(tmp_path):
+    found = rows(tmp_path, EAGLE, cell("eagle3", -1, 1200.0, drafts=[80, 50]))
+    assert best_rows(found)[0].label == "eagle3 K=auto"
+    assert acceptance_by_k(found) == {"mt_bench": {"eagle3": {3: pytest.approx(2.5)}}}
+
+
 def test_only_pairs_that_are_there_are_compared(tmp_path):
     found = rows(tmp_path, EAGLE, PEAGLE, cell("eagle3", 3, 1.0, concurrency=2))
     assert [place for place, _ in versus(found, "peagle", "eagle3")] == [("mt_bench", 1, None)]

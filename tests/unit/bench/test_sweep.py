@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from fake_tokenizer import FakeTokenizer
 
-from eyas.bench.cells import Load, Method, Settings, plan_cells
+from eyas.bench.cells import Load, Method, Settings, phase_cells, plan_cells
 from eyas.bench.client import HTTPBackend, Stream, finish
 from eyas.bench.conversations import encode_chat
 from eyas.bench.datasets import Dataset
@@ -116,7 +116,8 @@ def test_warm_up_thins_out_by_halves():
 def test_a_sweep_is_recorded_and_goes_on_where_it_was(target, prompt_ids, tmp_path):
     built = []
 
-    def build(method):
+    def build(method, time_phases):
+        assert not time_phases
         built.append(method.label)
         return engine(target, method.spec, method.num_draft_tokens)
 
@@ -146,11 +147,28 @@ def test_a_sweep_is_recorded_and_goes_on_where_it_was(target, prompt_ids, tmp_pa
 
 def test_one_engine_at_a_time(target, prompt_ids):
     backend = LocalBackend(
-        lambda m: engine(target, m.spec), {"d": prompt_ids}, warm_up_concurrency=1, keep=False
+        lambda m, _: engine(target, m.spec), {"d": prompt_ids}, warm_up_concurrency=1, keep=False
     )
     for method in (Method("plain"), Method("other")):
         backend.run(plan_cells([method], [DATA], [Load(1)], 1, SETTINGS)[0])
         assert len(backend._engines) == 1
+
+
+def test_phases_are_timed_by_engines_of_their_own(target, prompt_ids):
+    built = []
+
+    def build(method, time_phases):
+        built.append((method.name, time_phases))
+        return engine(target)
+
+    backend = LocalBackend(build, {"d": prompt_ids}, warm_up_concurrency=1)
+    methods = [Method("plain"), Method("other")]
+    for cell in plan_cells(methods, [DATA], [Load(1)], 1, SETTINGS) + phase_cells(
+        methods, DATA, [Load(1)], SETTINGS
+    ):
+        backend.run(cell)
+    assert built == [("plain", False), ("other", False), ("plain", True), ("other", True)]
+    assert len(backend._engines) == 2
 
 
 def test_records_of_something_else_are_refused(tmp_path):
