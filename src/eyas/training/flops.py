@@ -57,8 +57,11 @@ def layer_matrices(config: HeadConfig | TargetConfig, input_size: int) -> int:
     return attention + 3 * config.hidden_size * config.intermediate_size
 
 
-def step_flops(work: Work, head: HeadConfig, target: TargetConfig) -> float:
-    """Operations of everything counted in `work` (plain numbers or 0-d tensors)."""
+def step_flops(work: Work, head: HeadConfig, target: TargetConfig, *, online: bool = True) -> float:
+    """Operations of everything counted in `work` (plain numbers or 0-d tensors).
+
+    Not `online`, the target's own forward is left out: its features were captured before.
+    """
     size = head.hidden_size
     matrices = layer_matrices(head, 2 * size) + (head.num_layers - 1) * layer_matrices(head, size)
     tokens, token_keys, slots, slot_keys, supervised = (float(count) for count in work)
@@ -69,4 +72,4 @@ def step_flops(work: Work, head: HeadConfig, target: TargetConfig) -> float:
     teacher = 2 * target.num_layers * layer_matrices(target, target.hidden_size) * tokens
     teacher += 4 * target.num_heads * target.head_dim * target.num_layers * token_keys
     teacher += 2 * target.hidden_size * target.vocab_size * tokens
-    return drafter + loss + teacher
+    return drafter + loss + (teacher if online else 0.0)

@@ -330,7 +330,8 @@ class Trainer:
     def _summary(self, window: Window) -> dict[str, Any]:
         self._check_finite(window)
         summary = window.summary(self.world)
-        flops = step_flops(Work(*summary.pop("work")), self.model.config, self.target.config)
+        online = self.config.data.features is None
+        flops = step_flops(Work(*summary.pop("work")), self.model.config, self.target.config, online=online)
         return {
             "kind": "train",
             "step": self.state.step,

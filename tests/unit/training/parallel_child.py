@@ -21,11 +21,14 @@ def configure(out, kind, **run):
 
 
 if __name__ == "__main__":
-    out, kind, store, stop_at = sys.argv[1:5]
-    run = dict(item.split("=") for item in sys.argv[5:])
-    world = World.join("cpu")
+    out, kind, store, stop_at, device = sys.argv[1:6]
+    run = dict(item.split("=") for item in sys.argv[6:])
+    world = World.join(device)
     config = configure(out, kind, **{key: int(value) for key, value in run.items()})
-    trainer = Trainer(config, tiny_target(), TokenStore.load(Path(store)), world=world)
+    target = tiny_target()
+    target.decoder.to(world.device)
+    config = replace(config, run=replace(config.run, precision="float32"))
+    trainer = Trainer(config, target, TokenStore.load(Path(store)), world=world)
     run_step = trainer.step.run
 
     def run_or_die(*args, **kwargs):

@@ -59,6 +59,10 @@ def test_the_drafter_s_products_are_those_that_torch_counts():
     empty = Work(work.tokens, work.token_keys, *torch.zeros(3))
     ours = step_flops(work, head.config, target) - step_flops(empty, head.config, target)
     ours += 6 * head.config.feature_size * 32 * float(work.tokens)
+    teacher = 2 * layer_matrices(target, 32) * float(work.tokens) + 4 * 32 * float(work.token_keys)
+    teacher += 2 * 32 * 64 * float(work.tokens)
+    online = step_flops(work, head.config, target) - step_flops(work, head.config, target, online=False)
+    assert online == pytest.approx(teacher)
     # Dense attention computes the masked half too, and padding; features need no gradient: within a quarter.
     assert ours == pytest.approx(counted, rel=0.25)
 

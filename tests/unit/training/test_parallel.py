@@ -29,12 +29,12 @@ def data(tmp_path_factory):
     return folder, greedy_store(folder, tiny_target())
 
 
-def torchrun(processes, out, kind, store, *, stop_at=NEVER, **run):
+def torchrun(processes, out, kind, store, *, stop_at=NEVER, device="cpu", **run):
     """Exit status of the child on so many processes."""
     paths = os.pathsep.join([str(HERE), str(HERE.parents[1])])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command += [str(HERE / "parallel_child.py"), str(out), kind, str(store), str(stop_at)]
+    command += [str(HERE / "parallel_child.py"), str(out), kind, str(store), str(stop_at), device]
     command += [f"{key}={value}" for key, value in run.items()]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     return done.returncode, done.stderr
@@ -81,6 +81,18 @@ def test_two_processes_equal_one(kind, accumulation, data, tmp_path):
     validations = [read(tmp_path / name)["validation"]["reached"] for name in ("one", "two")]
     assert validations[0] == validations[1]
     assert read(tmp_path / "two")["training"]["processes"] == 2
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+def test_two_gpus_equal_one_cpu(kind, data, tmp_path):
+    """NCCL in place of gloo; float32, whose products differ a little between devices."""
+    folder, store = data
+    Trainer(configure(tmp_path / "one", kind), tiny_target(), store).train()
+    status, text = torchrun(2, tmp_path / "two", kind, folder, device="cuda")
+    assert status == 0, text[-3000:]
+    single, double = dict(losses(tmp_path / "one")), dict(losses(tmp_path / "two"))
+    assert double == pytest.approx(single, rel=1e-3)
 
 
 @pytest.mark.slow
