@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from eyas.bench.cells import Cell, Method
-from eyas.bench.counters import Counters
 from eyas.bench.inprocess import Engine, Run, run_closed, run_open, warm_up
 from eyas.bench.intervals import bootstrap_interval
 from eyas.bench.records import append_record
@@ -145,17 +144,13 @@ def result_of(run: Run) -> dict[str, Any]:
     if errors and len(errors) == len(run.traces):
         raise ConfigError(f"every request failed; the first: {errors[0]}")
     pairs = [(t.num_tokens, t.num_steps) for t in run.traces if t.completed and t.num_steps]
-    result = summarize(run.traces, run.window, run.stop) | acceptance(run.counters)
+    result = summarize(run.traces, run.window, run.stop)
+    result["acceptance"] = run.counters.summary()
     result["steps"] = run.counters.step_summary(run.window.seconds)
     if pairs:
         estimate = bootstrap_interval(pairs, lambda rows: sum(n for n, _ in rows) / sum(s for _, s in rows))
         result["tokens_per_forward_interval"] = [estimate.low, estimate.high]
     return result
-
-
-def acceptance(counters: Counters) -> dict[str, Any]:
-    """Return the acceptance part of a result."""
-    return {"acceptance": counters.summary()}
 
 
 def rounded(value: Any) -> Any:
