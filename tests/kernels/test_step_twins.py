@@ -50,8 +50,8 @@ def _state_rows(num_rows, generator, num_eos=2):
 
 @pytest.mark.parametrize("num_eos", [0, 2])
 @pytest.mark.parametrize("match", [True, False])
-@pytest.mark.parametrize("num_drafts", [0, 1, 3, 8])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("num_drafts", [0, 1, 8])
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.gpu
 def test_settle(seed, num_drafts, match, num_eos):
     """Few tokens, so that drafts are right now and then; padding, off rows, NaN, limits, ends of text."""
