@@ -31,7 +31,7 @@ def data(tmp_path_factory):
 
 def torchrun(processes, out, kind, store, *, stop_at=NEVER, device="cpu", **run):
     """Exit status of the child on so many processes."""
-    paths = os.pathsep.join([str(HERE), str(HERE.parents[1])])
+    paths = os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     command += [str(HERE / "parallel_child.py"), str(out), kind, str(store), str(stop_at), device]
