@@ -22,12 +22,17 @@ from eyas.training.objectives.eagle3 import Eagle3Objective
 from eyas.training.objectives.peagle import PEagleObjective
 
 
-def make_objective(section: Eagle3Section | PEagleSection) -> Objective:
-    """The plug-in that a recipe names."""
+def make_objective(section: Eagle3Section | PEagleSection, *, staircase: bool = False) -> Objective:
+    """The plug-in that a recipe names; `staircase`: attention by ranges (nn/staircase.py)."""
     if isinstance(section, Eagle3Section):
-        return Eagle3Objective(section.ttt_steps, section.decay, section.depth_weights)
+        return Eagle3Objective(section.ttt_steps, section.decay, section.depth_weights, staircase=staircase)
     return PEagleObjective(
-        section.num_depths, section.retention, section.min_retention, section.depth_weights
+        section.num_depths,
+        section.retention,
+        section.min_retention,
+        section.depth_weights,
+        max_anchors=section.max_anchors,
+        staircase=staircase,
     )
 
 

@@ -51,6 +51,9 @@ def fingerprint(recipe: dict[str, Any], data_hash: str) -> dict[str, Any]:
     run = {key: recipe["run"][key] for key in ("seed", "batch_rows", "accumulation")}
     kept = {key: recipe[key] for key in ("data", "head", "objective", "loss", "optim")}
     kept["data"] = {key: value for key, value in kept["data"].items() if key not in ("store", "features")}
+    # Gradients are the same for any number of parts.
+    parts = ("partitions", "partition_mode")
+    kept["objective"] = {key: value for key, value in kept["objective"].items() if key not in parts}
     return json.loads(json.dumps({**kept, "run": run, "data_hash": data_hash}))  # type: ignore[no-any-return]
 
 

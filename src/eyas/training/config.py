@@ -123,8 +123,19 @@ class PEagleSection:
     """r: depth k keeps max(r^k, min_retention) of the supervised rows."""
     min_retention: float = 0.0
     depth_weights: tuple[float, ...] | None = None
+    max_anchors: int | None = None
+    """Most rollouts of a row; None for all that the drop keeps. A cap starves the deeper slots of long
+    rows."""
+    partitions: int | Literal["auto"] = "auto"
+    """Parts that a row is trained in (training/peagle/partition.py); gradients are the same for any number.
+    auto: as few as fit run.memory_budget_gib, or nine tenths of the GPU; 1 on the CPU without a budget."""
+    partition_mode: Literal["auto", "shared", "replayed", "prefix"] = "auto"
+    """auto: shared while that fits the budget, else replayed."""
 
     def __post_init__(self) -> None:
+        if self.partitions != "auto":
+            _require("partitions", self.partitions, self.partitions >= 1, "auto, or at least 1")
+        _require("max_anchors", self.max_anchors, self.max_anchors != 0, "at least 1, or left out")
         _require("num_depths", self.num_depths, 1 <= self.num_depths <= MAX_DEPTHS, f"1 to {MAX_DEPTHS}")
         _require("retention", self.retention, 0.0 < self.retention <= 1.0, "in (0, 1]")
         _require("min_retention", self.min_retention, 0.0 <= self.min_retention <= 1.0, "in [0, 1]")
@@ -215,6 +226,11 @@ class RunSection:
     """torch.compile target, drafter and loss; worth its minute on a GPU."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the drafter's products (weights and optimizer stay float32). auto: bfloat16 on CUDA."""
+    attention: Literal["auto", "masks", "staircase"] = "auto"
+    """Of training slots: masks of rows x slots (nn/rollout.py), or ranges without any (nn/staircase.py).
+    auto: staircase on CUDA for rows of 2,048 tokens and more, and for rows trained in parts."""
+    memory_budget_gib: float | None = None
+    """What a step may take of the device, weights included; see objective.partitions."""
     packed: bool = False
     """Write the head in the packed format (int8)."""
     tensorboard: bool = True
@@ -229,7 +245,7 @@ class RunSection:
             _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
         for name in ("validate_every", "checkpoint_every"):
             _require(name, getattr(self, name), getattr(self, name) >= 0, "0 (off) or a count of steps")
-        for name in ("epochs", "max_steps", "max_minutes"):
+        for name in ("epochs", "max_steps", "max_minutes", "memory_budget_gib"):
             limit = getattr(self, name)
             _require(name, limit, limit is None or 0 < limit < math.inf, "positive, or left out")
         limits = (self.epochs, self.max_steps, self.max_minutes)
@@ -304,9 +320,23 @@ class TrainConfig:
         _require("head.markov_rank", rank, peagle or not rank, "left out: only peagle has the correction")
         _require("head.mask_token_id", mask, peagle or mask is None, "left out: only peagle has a mask token")
         if isinstance(self.objective, PEagleSection):
+            self._check_parts(self.objective)
             _require(
                 "objective.num_depths",
                 self.objective.num_depths,
                 self.objective.num_depths < self.data.seq_len,
                 f"below data.seq_len={self.data.seq_len}",
+            )
+
+    def _check_parts(self, objective: PEagleSection) -> None:
+        if objective.partitions in (1, "auto"):
+            return
+        if self.run.attention == "masks":
+            raise ConfigError(
+                f"objective.partitions={objective.partitions}: parts need run.attention=staircase, not masks"
+            )
+        if self.loss.reach and objective.partition_mode not in ("auto", "shared"):
+            raise ConfigError(
+                f"loss.reach={self.loss.reach} needs objective.partition_mode=shared: a slot's chance needs "
+                "the depths before it first"
             )

@@ -1,6 +1,7 @@
 """One forward and backward of a batch: target -> rows -> slots -> drafter -> loss. No value is read back."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from eyas.core.vocab_map import VocabMap
 from eyas.data.loader import Batch, slice_rows
 from eyas.drafters.eagle3.model import Eagle3Model
 from eyas.drafters.peagle.model import PEagleModel
+from eyas.nn.staircase import KeysValues
 from eyas.targets.base import Target
 from eyas.training.capture import Captured, CaptureFn, capture
 from eyas.training.compiled import compile_fixed
@@ -18,6 +20,8 @@ from eyas.training.config import LossSection
 from eyas.training.losses import Reach, compact, slot_loss
 from eyas.training.losses_chunk import chunk_loss
 from eyas.training.objectives.base import Objective
+from eyas.training.objectives.peagle import PEagleObjective
+from eyas.training.peagle.partition import Partition, train_parts
 from eyas.training.rows import DraftRows, draft_rows, shift_features, teacher_rows
 from eyas.training.slots import Slots, guess_index, previous_tokens
 from eyas.training.timing import Clock
@@ -75,9 +79,11 @@ class TrainStep:
         *,
         autocast: torch.dtype | None,
         compiled: bool,
+        partition: Partition | None = None,
     ) -> None:
         self.target, self.model, self.objective, self.loss = target, model, objective, loss
-        self.autocast = autocast
+        self.autocast, self.partition = autocast, partition or Partition()
+        """With more than one part, `objective` lays its slots out by anchor."""
         device = target.device
         # Only the draft vocabulary's rows of the teacher enter the loss.
         self.teacher_weight = target.decoder.lm_head_weight[vocab_map.target_ids.to(device)].detach()
@@ -87,6 +93,7 @@ class TrainStep:
         self.depth_weights = torch.tensor(objective.depth_weights, device=device)
         self._capture: Any = compile_fixed(capture) if compiled else capture
         self._forward: Any = compile_fixed(self._draft) if compiled else self._draft
+        self._part: Any = compile_fixed(self._draft_part) if compiled else self._draft_part
         self._chunk: Any = compile_fixed(chunk_loss) if compiled else chunk_loss
 
     def capture_with(self, function: CaptureFn) -> None:
@@ -105,6 +112,16 @@ class TrainStep:
             normed = self.objective.forward(self.model, rows, shifted, slots)
         return normed if self.autocast is None else normed.to(self.autocast)
 
+    def _draft_part(
+        self, tokens: Tensor, features: Tensor | None, *rest: Any
+    ) -> tuple[Tensor, list[KeysValues]]:
+        assert isinstance(self.objective, PEagleObjective)
+        with self.autocasting():
+            if features is not None and self.autocast is None:
+                features = features.to(self.model.fc.weight.dtype)
+            normed, made = self.objective.forward_part(self.model, tokens, features, *rest)
+        return normed if self.autocast is None else normed.to(self.autocast), made
+
     def output(self, normed: Tensor, rows: DraftRows, slots: Slots) -> tuple[Tensor, Tensor]:
         """The lm_head's input [B, M, D] and weight, or both with the columns of a Markov correction."""
         weight = self.model.lm_head.weight
@@ -120,29 +137,31 @@ class TrainStep:
         slots = self.objective.slots(rows, seed=seed, max_supervised=max_supervised)
         return Prepared(batch, rows, slots, self.objective.bound(num_supervised))
 
-    def weigh(self, prepared: Prepared, captured: Captured) -> tuple[Tensor, Tensor, Tensor]:
+    def weigh(self, slots: Slots, captured: Captured) -> tuple[Tensor, Tensor, Tensor]:
         """Weights and draft ids of the teacher's choices (-1 outside) [B * M]; which slots count [B, M]."""
-        slots = prepared.slots
         choices = self.draft_ids[teacher_rows(captured.choices)]
         answers = choices.gather(1, guess_index(slots, choices.shape[1]))
         counted = slots.supervised & (answers >= 0) if self.loss.oov == "mask" else slots.supervised
         weights = counted * self.depth_weights[slots.depths]
         return weights.flatten(), answers.flatten(), counted
 
-    def _reach(
-        self, slots: Slots, row_length: int, answers: Tensor, chosen: Tensor
-    ) -> tuple[Reach, Tensor, Tensor] | None:
-        """What weighs the chosen slots by the chance that they are reached (losses.Reach), if that is on."""
+    def _reach(self, prepared: Prepared, captured: Captured) -> Reach | None:
+        """What weighs slots by the chance that they are reached (losses.Reach), if that is on."""
         if not self.loss.reach:
             return None
-        batch = slots.anchors.shape[0]
-        rows = torch.arange(batch, device=answers.device).unsqueeze(1) * row_length
-        anchors = (slots.anchors + rows).flatten()
-        depths = slots.depths.expand_as(slots.anchors).flatten()
-        reach = Reach(batch * row_length, self.objective.num_depths, self.loss.reach, device=answers.device)
+        slots, (batch, n) = prepared.slots, prepared.rows.tokens.shape
+        _, answers, _ = self.weigh(slots, captured)
+        reach = Reach(batch * n, self.objective.num_depths, self.loss.reach, device=answers.device)
         if self.loss.oov == "mask":
-            reach.end_rollouts(anchors, depths, slots.supervised.flatten() & (answers < 0))
-        return reach, anchors[chosen], depths[chosen]
+            places = self._places(slots, n)
+            reach.end_rollouts(*places, slots.supervised.flatten() & (answers < 0))
+        return reach
+
+    @staticmethod
+    def _places(slots: Slots, row_length: int) -> tuple[Tensor, Tensor]:
+        """Anchors over all rows of the batch, row * n + anchor, and depths: int64 [B * M] each."""
+        rows = torch.arange(slots.anchors.shape[0], device=slots.anchors.device).unsqueeze(1) * row_length
+        return (slots.anchors + rows).flatten(), slots.depths.expand_as(slots.anchors).flatten()
 
     def normaliser(self, prepared: Prepared) -> Tensor:
         """What the loss of a step is divided by, summed over its batches: supervised slots (see Objective).
@@ -156,17 +175,97 @@ class TrainStep:
 
     def run(self, prepared: Prepared, normaliser: Tensor, *, backward: bool = True) -> StepResult:
         """Forward and backward of one batch; gradients add up in the model."""
-        slots, rows = prepared.slots, prepared.rows
         with torch.no_grad():
             captured: Captured = self._capture(
                 self.target.decoder, prepared.batch, self.model.config.aux_layers
             )
-            weights, answers, counted = self.weigh(prepared, captured)
-        normed = self._forward(prepared.batch, rows, captured.features, slots)
+        return self.learn(prepared, captured, normaliser, backward=backward)
+
+    def learn(
+        self, prepared: Prepared, captured: Captured, normaliser: Tensor, *, backward: bool = True
+    ) -> StepResult:
+        """What `run` does after the target: the drafter and its loss, in one piece or part by part."""
+        slots, device = prepared.slots, normaliser.device
+        depths = slots.depths.expand_as(slots.supervised).flatten()
+        zero = torch.zeros(self.objective.num_depths, device=device)
+        counts = zero.index_add(0, depths, slots.supervised.flatten().float())
+        result = StepResult(torch.zeros((), device=device), zero, counts)
+        with torch.no_grad():
+            reach = self._reach(prepared, captured)
+
+        def lose(normed: Tensor, part: Slots, bound: int) -> Tensor:
+            loss, hits = self._lose(normed, part, bound, prepared.rows, captured, reach)
+            loss = loss / normaliser.clamp(min=1)
+            result.loss, result.hits = result.loss + loss.detach(), result.hits + hits
+            self.clock.lap("forward")
+            return loss
+
+        if self.partition.num_parts > 1 and backward:
+            self._learn_parts(prepared, captured, lose)
+        else:
+            loss = lose(
+                self._forward(prepared.batch, prepared.rows, captured.features, slots), slots, prepared.bound
+            )
+            if backward:
+                torch.autograd.backward(loss)
+        self.clock.lap("backward")
+        return result
+
+    def _learn_parts(
+        self, prepared: Prepared, captured: Captured, lose: Callable[[Tensor, Slots, int], Tensor]
+    ) -> None:
+        """One sequence part by part (peagle/partition.py)."""
+        config, shape = self.model.config, prepared.rows.tokens.shape
+        dtype = self.autocast or self.model.fc.weight.dtype
+
+        def forward(*inputs: Any) -> tuple[Tensor, list[KeysValues]]:
+            self.clock.lap("backward")
+            part: tuple[Tensor, list[KeysValues]] = self._part(*inputs)
+            return part
+
+        def empty_past() -> list[KeysValues]:
+            shapes = [(*shape, config.num_kv_heads, config.head_dim)] * 2
+            return [
+                (
+                    torch.zeros(shapes[0], dtype=dtype, device=captured.features.device),
+                    torch.zeros(shapes[1], dtype=dtype, device=captured.features.device),
+                )
+                for _ in range(config.num_layers)
+            ]
+
+        train_parts(
+            self.partition,
+            prepared.rows,
+            # Row j stands beside feature j; the last row is padding, which nobody sees.
+            captured.features,
+            prepared.slots,
+            num_depths=self.objective.num_depths,
+            bound=prepared.bound,
+            forward=forward,
+            lose=lose,
+            empty_past=empty_past,
+        )
+
+    def _lose(
+        self,
+        normed: Tensor,
+        slots: Slots,
+        bound: int,
+        rows: DraftRows,
+        captured: Captured,
+        reach: Reach | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Weighted sum of the loss over slots [B, M], at most `bound` supervised, and hits by depth [K]."""
+        with torch.no_grad():
+            weights, answers, counted = self.weigh(slots, captured)
         normed, head_weight = self.output(normed, rows, slots)
         batch, n = rows.tokens.shape
-        chunk = min(self.loss.chunk, weights.numel())
-        chosen = compact(weights, min(-(-prepared.bound // chunk) * chunk, weights.numel()))
+        chunk, size = chunk_sizes(min(bound, weights.numel()), self.loss.chunk)
+        chosen = compact(weights, min(size, weights.numel()))
+        anchors, depths = self._places(slots, n)
+        if reach is not None and slots.stairs is not None:
+            # Rollouts stand side by side there; a slot's chance needs the depths before it.
+            chosen = chosen[depths[chosen].argsort(stable=True)]
         base = torch.arange(batch, device=weights.device).unsqueeze(1) * n
         # The teacher of row j's guess stands at position j + 1 of the same row.
         teacher = (base + (guess_index(slots, n) + 1).clamp(max=n - 1)).flatten()
@@ -182,15 +281,20 @@ class TrainStep:
             kind=self.loss.kind,
             chunk=chunk,
             chunk_fn=self._chunk,
-            reach=self._reach(slots, n, answers, chosen),
+            reach=None if reach is None else (reach, anchors[chosen], depths[chosen]),
         )
-        loss = loss / normaliser.clamp(min=1)
-        self.clock.lap("forward")
-        if backward:
-            torch.autograd.backward(loss)
-        self.clock.lap("backward")
-        depths = slots.depths.expand_as(slots.supervised).flatten()
         zero = torch.zeros(self.objective.num_depths, device=weights.device)
-        counts = zero.index_add(0, depths, slots.supervised.flatten().float())
         taken = counted.flatten()[chosen]
-        return StepResult(loss.detach(), zero.index_add(0, depths[chosen], (hits & taken).float()), counts)
+        return loss, zero.index_add(0, depths[chosen], (hits & taken).float())
+
+
+def chunk_sizes(bound: int, largest: int) -> tuple[int, int]:
+    """Chunks as equal as may be: (slots of a chunk, slots of all), for `bound` slots or a few more.
+
+    Chunks that are all full would leave up to one whole chunk of padding: 5,000 slots in chunks of at most
+    4,096 are 2 x 2,560, not 2 x 4,096.
+    """
+    number = max(-(-bound // largest), 1)
+    chunk = min(-(-bound // (number * 64)) * 64, largest)
+    chunk = max(chunk, -(-bound // number), 1)
+    return chunk, chunk * number

@@ -51,6 +51,7 @@ from eyas.training.display import Display, Log, QuietDisplay
 from eyas.training.flops import Work, count_work, step_flops
 from eyas.training.optim import MovingAverage, learning_rate, make_optimizer
 from eyas.training.parallel import World, shares
+from eyas.training.peagle.plan import make_plan
 from eyas.training.rows import draft_rows
 from eyas.training.step import Prepared, TrainStep
 from eyas.training.timing import gemm_rate
@@ -92,9 +93,18 @@ class Trainer:
                 f"the target has {target.config.vocab_size}"
             )
         self.counts = count_tokens(store)
-        self.objective = make_objective(config.objective)
+        resident = self._allocated()
         self.model, self.vocab_map, self.coverage = build_head(config, target, self.counts, template_ids)
         self.facts = describe(self.model, self.coverage)
+        self.plan = make_plan(
+            config,
+            self.model.config,
+            trained=self.facts["num_trained_parameters"],
+            device=target.device,
+            compute_bytes=(self._autocast() or torch.float32).itemsize,
+            resident=resident,
+        )
+        self.objective = make_objective(config.objective, staircase=self.plan.staircase)
         self.world.shard(self.model)
         if config.run.shard_target:
             self.world.shard_target(target.decoder)
@@ -123,6 +133,7 @@ class Trainer:
             config.loss,
             autocast=self._autocast(),
             compiled=config.run.compile,
+            partition=self.plan.partition,
         )
         if config.data.features is not None:
             meta = capture_meta(target.identity, self.model.config.aux_layers)
@@ -137,6 +148,11 @@ class Trainer:
         self._last_validation: dict[str, Any] = {}
         self._num_validations, self._best_al = 0, 0.0
         self._gemm_rate = 0.0
+
+    def _allocated(self) -> int:
+        """Bytes of tensors on the target's GPU; 0 on the CPU."""
+        device = self.target.device
+        return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
     def _autocast(self) -> torch.dtype | None:
         wanted = self.config.run.precision
@@ -339,9 +355,16 @@ class Trainer:
             "seconds": round(self.seconds, 2),
             "tokens": self.state.tokens,
             **summary,
+            **self._peak(),
             "lr": self.optimizer.param_groups[0]["lr"],
             "utilisation": round(flops / (self._gemm_rate * self.world.size), 4),
         }
+
+    def _peak(self) -> dict[str, float]:
+        """Most that was ever allocated since the run began, to hold against run.predicted_gib."""
+        if self.target.device.type != "cuda":
+            return {}
+        return {"peak_gib": round(torch.cuda.max_memory_allocated(self.target.device) / 2**30, 2)}
 
     def _record(self, log: Log | None, record: dict[str, Any]) -> None:
         progress = min(self.progress(), 1.0)
@@ -424,6 +447,7 @@ class Trainer:
                 **to_plain(self.config.run),
                 "total_steps": self.total_steps,
                 "first_step": self.state.step,
+                **self.plan.report(),
             },
             "decoding": to_plain(self.config.decoding),
         }

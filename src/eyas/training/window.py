@@ -56,6 +56,8 @@ class Window:
             "grad_norm": round(float(self.norm) / self.steps, 6),
             "accuracy": [round(share, 4) for share in (hits / counts.clamp(min=1)).tolist()],
             "tokens_per_second": round(self.tokens / seconds, 1),
+            # Slots of each depth that were trained, as a share of those of depth 0.
+            "supervision": [round(share, 4) for share in (counts / counts[:1].clamp(min=1)).tolist()],
             "ms": {name: round(1000 * laps.get(name, 0.0) / self.steps, 2) for name in PHASES},
             "work": [count / seconds for count in work.tolist()],
         }
