@@ -9,6 +9,8 @@ from eyas.cli import console
 
 if TYPE_CHECKING:
     from eyas.bench.cells import Method
+    from eyas.bench.datasets import Dataset
+    from eyas.bench.sweep import Backend
 
 LOCAL = "local"
 
@@ -88,11 +90,10 @@ def sweep(
     A cell that the record holds is not measured again, so a sweep that was stopped goes on where it was.
     """
     from eyas.bench.cells import Load, Settings, phase_cells, plan_cells
-    from eyas.bench.client import HTTPBackend
     from eyas.bench.conversations import encode_chat
     from eyas.bench.datasets import read_dataset
     from eyas.bench.records import check_record, machine_name, provenance
-    from eyas.bench.sweep import Backend, LocalBackend
+    from eyas.bench.sweep import LocalBackend
     from eyas.bench.sweep import sweep as measure
     from eyas.core.errors import ConfigError
 
@@ -158,8 +159,8 @@ def sweep(
         backends[None] = LocalBackend(
             build, prompts, warm_up_concurrency=highest or seqs, keep=not one_engine_at_a_time
         )
-    for url in {method.url for method in own if method.url is not None}:
-        backends[url] = HTTPBackend(url, datasets, model=model, api_key=api_key)
+    for url in dict.fromkeys(method.url for method in own if method.url is not None):
+        backends[url] = _endpoint(url, datasets, model, api_key)
     cells = plan_cells(own, datasets, loads, repeats, settings, one_engine_at_a_time=one_engine_at_a_time)
     if local and (phases if phases is not None else loaded.device.type == "cuda"):
         cells += phase_cells([m for m in own if m.url is None], datasets[0], loads, settings)
@@ -173,6 +174,17 @@ def sweep(
 
         measured = measure(cells, record, lambda method: backends[method.url], provenance(), advance=advance)
     _conclude(record, measured, len(cells), as_json=as_json)
+
+
+def _endpoint(url: str, datasets: "list[Dataset]", model: str | None, api_key: str | None) -> "Backend":
+    """Return the backend of an endpoint."""
+    from eyas.core.errors import ConfigError
+
+    try:
+        from eyas.bench.client import HTTPBackend
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'eyas[bench]'") from error
+    return HTTPBackend(url, datasets, model=model, api_key=api_key)
 
 
 def methods_of(text: str, heads: list[str], ks: list[int], target: str | None, engine: str) -> "list[Method]":
