@@ -1,8 +1,10 @@
 """Micro-benchmark of the matrix products against torch's and against the time that reading takes.
 
-    python tests/gpu/bench_linear.py --json                      every shape, 1 to 512 rows
-    python tests/gpu/bench_linear.py --sweep --seconds 80        tilings tried per shape, best first
+    python tests/gpu/bench_linear.py                             every shape, 1 to 512 rows
+    python tests/gpu/bench_linear.py --tune --seconds 60         tilings tried per shape, best first
     python tests/gpu/bench_linear.py --chain                     whole stacks of layers, with and without PDL
+
+Prints a JSON line per shape and row count as it goes, the most important ones first.
 
 Every figure is the time of one launch among many in a CUDA graph, over copies of the weights that together
 do not fit in the L2 cache; median of the replays.
@@ -22,7 +24,7 @@ from torch.nn import functional
 
 from eyas.kernels.settings import use_pdl
 from eyas.kernels.triton import linear as kernels
-from eyas.kernels.triton.linear_tiling import Tiling, tiling
+from eyas.kernels.triton.linear_tiling import MAX_SKINNY_ROWS, Tiling, tiling
 from eyas.kernels.triton.norm import rms_norm
 
 READ_BYTES_A_SECOND = 4.04e12
@@ -133,7 +135,7 @@ def library(case: Case, weight: torch.Tensor, given: dict[str, torch.Tensor]) ->
 
 
 def table_of(case: Case, rows: int) -> Tiling:
-    return tiling(case.out, case.size, rows, gated=case.kind == "gated")
+    return tiling(case.out, case.size, rows, gated=case.kind == "gated", head=case.kind == "head")
 
 
 def launches_of(weights: torch.Tensor) -> int:
@@ -168,99 +170,105 @@ def candidates(case: Case, rows: int) -> list[Tiling]:
     """Tilings worth a try, the table's first. Some give other bits than the table's at other row counts."""
     base = table_of(case, rows)
     fitting = max(16, 1 << (rows - 1).bit_length())
-    tried = [base]
-
-    def add(block_out: int, block_rows: int, block_k: int, warps: int, stages: int, splits: int = 0) -> None:
-        splits = splits or base.splits
-        programs = -(-case.out // block_out) * -(-rows // block_rows)
-        halves = 2 if case.kind == "gated" else 1
-        if (block_out * halves + block_rows) * block_k * 2 * stages > 227 * 1024:
-            return
-        tried.append(
-            replace(
-                base,
-                block_out=block_out,
-                block_rows=block_rows,
-                block_k=block_k,
-                warps=warps,
-                stages=stages,
-                splits=splits,
-                parallel=splits > 1 and programs * splits <= 400,
-            )
-        )
-
-    if rows <= 64:
-        if case.weights < 60 * 64:
-            for block_out, warps, stages in ((16, 4, 4), (16, 2, 8), (32, 4, 4), (32, 2, 6), (64, 4, 6)):
-                add(block_out, fitting, 64, warps, stages)
-            add(16, fitting, 64, 4, 6, 2 if base.splits == 1 and case.kind == "linear" else 1)
-            add(32, fitting, 128, 4, 4)
-        else:
-            for block_out, warps, stages in ((64, 4, 3), (64, 4, 5), (64, 4, 6), (128, 4, 3), (128, 8, 4)):
-                add(block_out, fitting, 128, warps, stages)
-            add(64, fitting, 64, 4, 8)
-            add(128, fitting, 64, 4, 6)
-            for splits in (1, 2, 3) if case.kind == "linear" else ():
-                if splits != base.splits:
-                    add(64, fitting, 128, 4, 4, splits)
+    if base.parts:
+        cuts = [replace(base, parts=parts, warps=parts) for parts in (2, 4, 8)]
+        cuts += [replace(base, block_out=32), replace(base, block_rows=8 if rows <= 8 else 32)]
+        cuts += [Tiling(16, 16, 64, 4, 9)] if rows <= 16 else [Tiling(32, 64, 64, 4, 5)]
+        if rows > MAX_SKINNY_ROWS:
+            cuts += [
+                Tiling(64, 64, 64, 4, 4),
+                Tiling(64, 128, 64, 4, 4, tma=True),
+                replace(base, block_rows=64),
+            ]
+    elif rows <= MAX_SKINNY_ROWS:
+        stages = (3, 4, 5, 6)
+        cuts = [Tiling(64, fitting, 128, 4, count) for count in stages if case.size % 128 == 0]
+        cuts += [Tiling(64, fitting, 64, 4, count) for count in (3, 4, 6, 8)]
+        cuts += [Tiling(64, fitting, 128, 4, 4, tma=True), Tiling(64, fitting, 64, 4, 8, tma=True)]
+        if rows > 16:
+            cuts += [Tiling(128, fitting, 128, warps, 3) for warps in (4, 8)]
+            cuts += [Tiling(128, fitting, 64, 8, 6, tma=True)]
     else:
-        for block_out, block_rows, block_k, warps, stages in (
-            (128, 128, 64, 8, 3), (128, 128, 128, 8, 3), (128, 256, 64, 8, 3), (64, 256, 64, 8, 4),
-            (64, 128, 64, 4, 4), (256, 128, 64, 8, 3), (128, 64, 64, 4, 4), (64, 64, 64, 4, 5),
-        ):  # fmt: skip
-            add(block_out, block_rows, block_k, warps, stages)
-        wide = [cut for cut in tried if cut.block_out >= 64]
-        tried += [replace(cut, tma=True) for cut in wide if cut.block_out * cut.block_rows >= 128 * 128]
-    if case.norm:
-        tried += [replace(cut, norm_in_loop=not cut.norm_in_loop) for cut in tried[:3]]
-    return list(dict.fromkeys(tried))
+        cuts = [
+            Tiling(out, block_rows, 64, warps, stages, tma=True)
+            for out, block_rows, warps, stages in (
+                (128, 256, 8, 4), (128, 256, 8, 3), (128, 128, 8, 4), (128, 128, 4, 4), (128, 128, 8, 3),
+                (64, 256, 8, 4), (64, 256, 4, 4), (64, 128, 4, 5), (256, 128, 8, 3),
+            )
+        ]  # fmt: skip
+        cuts += [replace(base, tma=False, stages=3), Tiling(128, 128, 128, 8, 3, tma=True)]
+    cuts = [replace(cut, splits=base.splits, parallel=base.parallel) for cut in cuts if fits(case, cut)]
+    if base.splits > 1:
+        cuts += [replace(base, parallel=not base.parallel), replace(base, splits=1, parallel=False)]
+    return list(dict.fromkeys([base, *cuts]))
 
 
-def compile_all(jobs: list[tuple[Case, int, Tiling]], deadline: float) -> list[str | None]:
-    """Run every tiling once, by threads: "" where it ran, the error, or None where time was up."""
+def fits(case: Case, cut: Tiling) -> bool:
+    """Whether the tiles in flight go into shared memory, and the sums into registers."""
+    wide = cut.block_out * (2 if case.kind == "gated" else 1)
+    sums = wide * cut.block_rows / (32 * cut.warps)
+    return (wide + cut.block_rows) * cut.block_k * 2 * cut.stages <= 227 * 1024 and sums <= 160
+
+
+def compile_all(jobs: list[tuple[Case, int, Tiling]]) -> list[str]:
+    """Run every tiling once, by threads: "" where it ran, else the error."""
     weights: dict[tuple[int, int], torch.Tensor] = {}
     for case, _, _ in jobs:
         shape = (case.weights, case.size)
         if shape not in weights:
             weights[shape] = torch.zeros(shape, device="cuda", dtype=torch.bfloat16)
 
-    def compiled(job: tuple[Case, int, Tiling]) -> str | None:
+    def compiled(job: tuple[Case, int, Tiling]) -> str:
         case, rows, tiles = job
-        if time.monotonic() > deadline:
-            return None
         try:
-            ours(case, tiles, weights[case.weights, case.size], inputs(case, rows))
+            with torch.no_grad():
+                ours(case, tiles, weights[case.weights, case.size], inputs(case, rows))
         except Exception as error:  # noqa: BLE001 - a tiling that does not fit is a result
             return f"{type(error).__name__}: {error}"[:200]
         return ""
 
-    with ThreadPoolExecutor(12) as pool:
+    with ThreadPoolExecutor(16) as pool:
         outcome = list(pool.map(compiled, jobs))
     torch.cuda.synchronize()
     return outcome
 
 
-def sweep(cases: list[Case], all_rows: list[int], deadline: float) -> list[dict[str, object]]:
-    """Every candidate's time, best first. If time runs out, every shape has had the first row counts."""
-    records = []
-    for rows in all_rows:
-        jobs = [(case, rows, tiles) for case in cases for tiles in candidates(case, rows)]
-        outcome = compile_all(jobs, deadline)
-        for case in cases:
-            found: list[dict[str, object]] = []
-            for (other, _, tiles), failed in zip(jobs, outcome, strict=True):
-                if other != case or failed is None or time.monotonic() > deadline:
-                    continue
-                if failed:
-                    found.append({"us": None, "error": failed, "tiling": vars_of(tiles)})
-                    continue
-                found.append({"us": time_of(case, rows, tiles), "tiling": vars_of(tiles)})
-            if found:
-                records.append(
-                    {"model": case.model, "name": case.name, "rows": rows, "floor_us": floor_of(case, rows)}
-                    | {"table_us": found[0]["us"], "tried": sorted(found, key=lambda one: one["us"] or 1e9)}
-                )
-    return records
+def tune(cases: list[Case], all_rows: list[int], deadline: float) -> None:
+    """Every candidate's time, best first, and whether it gives the bits of the table's choice."""
+    groups = [(model, rows) for rows in all_rows for model in dict.fromkeys(case.model for case in cases)]
+    for model, rows in groups:
+        if time.monotonic() > deadline:
+            emit({"model": model, "rows": rows, "skipped": "no time left"})
+            continue
+        mine = [case for case in cases if case.model == model]
+        jobs = [(case, rows, tiles) for case in mine for tiles in candidates(case, rows)]
+        started = time.monotonic()
+        outcome = dict(zip(jobs, compile_all(jobs), strict=True))
+        emit({"model": model, "rows": rows, "compiled": len(jobs), "seconds": time.monotonic() - started})
+        for case in mine:
+            if time.monotonic() > deadline + 5:
+                break
+            emit(tuned(case, rows, outcome))
+
+
+def tuned(case: Case, rows: int, outcome: dict[tuple[Case, int, Tiling], str]) -> dict[str, object]:
+    """The line of one product."""
+    weight, given = weights_of(case.weights, case.size)[0], inputs(case, rows)
+    base = table_of(case, rows)
+    expected = ours(case, base, weight, given)
+    found: list[dict[str, object]] = []
+    for tiles in candidates(case, rows):
+        record: dict[str, object] = {"us": None, "tiling": vars_of(tiles)}
+        failed = outcome[case, rows, tiles]
+        if failed:
+            record["error"] = failed
+        else:
+            record["us"] = round(time_of(case, rows, tiles), 2)
+            record["same_bits"] = torch.equal(ours(case, tiles, weight, given), expected)
+        found.append(record)
+    line = {"model": case.model, "name": case.name, "rows": rows, "floor_us": round(floor_of(case, rows), 2)}
+    line["table_us"], line["table"] = found[0]["us"], vars_of(base)
+    return line | {"tried": sorted(found, key=lambda one: one["us"] or 1e9)}
 
 
 def time_of(case: Case, rows: int, tiles: Tiling) -> float:
@@ -271,11 +279,10 @@ def time_of(case: Case, rows: int, tiles: Tiling) -> float:
 
 
 def vars_of(tiles: Tiling) -> str:
-    """Short form: out x rows x k, splits (p: side by side), warps, stages, norm's place."""
-    side = "p" if tiles.parallel else ""
-    cut = f"{tiles.block_out}x{tiles.block_rows}x{tiles.block_k} s{tiles.splits}{side}"
-    place = "loop" if tiles.norm_in_loop else "pass"
-    return f"{cut} w{tiles.warps} st{tiles.stages} {place}{' tma' if tiles.tma else ''}"
+    """Short form: out x rows x k, splits (p: side by side), warps, stages, copy engine, parts."""
+    cut = f"{tiles.block_out}x{tiles.block_rows}x{tiles.block_k} w{tiles.warps} st{tiles.stages}"
+    cut += f" s{tiles.splits}{'p' if tiles.parallel else ''}" if tiles.splits > 1 else ""
+    return cut + (" tma" if tiles.tma else "") + (f" parts{tiles.parts}" if tiles.parts else "")
 
 
 def chain(model: str, rows: int) -> dict[str, object]:
@@ -292,6 +299,8 @@ def chain(model: str, rows: int) -> dict[str, object]:
     ]
     x = torch.randn(rows, qkv.size, device="cuda", dtype=torch.bfloat16)
     norm = torch.ones(qkv.size, device="cuda", dtype=torch.bfloat16)
+
+    compile_all([(case, rows, table_of(case, rows)) for case in (qkv, o, gate_up, down)])
 
     def fused(i: int) -> torch.Tensor:
         w = made[i % num_layers]
@@ -312,50 +321,61 @@ def chain(model: str, rows: int) -> dict[str, object]:
     record["floor_us"] = (
         sum(c.weights * c.size for c in (qkv, o, gate_up, down)) * 2 / READ_BYTES_A_SECOND * 1e6
     )
-    record["torch_us"] = timed(apart, count)
-    record["ours_us"] = timed(fused, count)
+    record["torch_us"] = timed(apart, count, replays=5)
+    record["ours_us"] = timed(fused, count, replays=5)
     expected = fused(0)
     with use_pdl(on=True):
         try:
-            record["ours_pdl_us"] = timed(fused, count)
+            compile_all([(case, rows, table_of(case, rows)) for case in (qkv, o, gate_up, down)])
+            record["ours_pdl_us"] = timed(fused, count, replays=5)
             record["pdl_same_bits"] = torch.equal(fused(0), expected)
         except Exception as error:  # noqa: BLE001 - an option that fails is a result
             record["pdl_error"] = f"{type(error).__name__}: {error}"[:300]
     return record
 
 
+def emit(record: dict[str, object]) -> None:
+    print(json.dumps(record), flush=True)
+
+
 def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--json", action="store_true", help="one JSON document instead of lines")
-    parser.add_argument("--sweep", action="store_true", help="try tilings")
+    parser.add_argument("--tune", action="store_true", help="try tilings")
     parser.add_argument("--chain", action="store_true", help="whole layers, with and without PDL")
-    parser.add_argument("--models", default="8b,135m,0.5b")
-    parser.add_argument("--names", default="qkv,o,gate_up,down,head", help="of the products")
+    parser.add_argument("--models", default="135m,8b,0.5b")
+    parser.add_argument("--names", default="gate_up,qkv,down,head,o", help="of the products")
     parser.add_argument("--rows", default="")
-    parser.add_argument("--seconds", type=float, default=80, help="a sweep stops here")
+    parser.add_argument("--seconds", type=float, default=80, help="no further shape is begun after this")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.seconds
     models = arguments.models.split(",")
     names = arguments.names.split(",")
-    cases = [case for model in models for case in CASES if case.model == model and case.name in names]
-    default = (8, 64, 512) if arguments.sweep or arguments.chain else ROWS
+    cases = [
+        case
+        for model in models
+        for name in names
+        for case in CASES
+        if (case.model, case.name) == (model, name)
+    ]
+    default = (8, 512, 64, 1) if arguments.tune or arguments.chain else ROWS
     all_rows = [int(rows) for rows in arguments.rows.split(",")] if arguments.rows else list(default)
     torch.manual_seed(0)
+    emit({"device": torch.cuda.get_device_name(), "torch": torch.__version__})
     with torch.no_grad():
-        if arguments.sweep:
-            records = sweep(cases, all_rows, deadline)
+        if arguments.tune:
+            tune(cases, all_rows, deadline)
         elif arguments.chain:
-            records = [chain(model, rows) for model in models for rows in all_rows]
+            for model in models:
+                for rows in all_rows:
+                    if time.monotonic() < deadline:
+                        emit(chain(model, rows))
         else:
-            compile_all([(case, rows, table_of(case, rows)) for case in cases for rows in all_rows], deadline)
-            records = [measure(case, rows) for case in cases for rows in all_rows]
-    device = torch.cuda.get_device_name()
-    if arguments.json:
-        print(json.dumps({"device": device, "torch": torch.__version__, "records": records}))
-        return
-    for record in records:
-        print(json.dumps(record))
+            compile_all([(case, rows, table_of(case, rows)) for case in cases for rows in all_rows])
+            for case in cases:
+                for rows in all_rows:
+                    if time.monotonic() < deadline:
+                        emit(measure(case, rows))
 
 
 if __name__ == "__main__":

@@ -20,14 +20,18 @@ TYPES = {
 SCALARS = {"scale": "fp32", "eps": "fp32"}
 HEADS = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "BLOCK_D": 128}
 SMALL = {"NUM_HEADS": 14, "NUM_KV_HEADS": 2, "HEAD_DIM": 64, "BLOCK_D": 64}
-TILE = {"CHUNK": 256, "BLOCK_M": 64, "HAS_WINDOW": False, "HAS_TREE": False, "HAS_SINKS": False}
+TILE = {"CHUNK": 256, "STATE": 64, "BLOCK_M": 32, "PIECE": 4, "UNIFORM": True, "PDL": True}
+TILE |= {"HAS_WINDOW": False, "HAS_TREE": False, "HAS_SINKS": False}
 ALL = {"HAS_WINDOW": True, "HAS_TREE": True, "HAS_SINKS": True}
 WAYS = {"PAGE_SIZE": 16, "BLOCK_N": 64, "BLOCK_R": 1, "ROTATE": False, "SPLIT": True, "LAST_FOLDS": True}
-WAYS |= TILE | {"EXACT": False, "PDL": False}
+WAYS |= TILE | {"EXACT": False, "PREFETCH": True}
+WALK = {"SPLIT": False, "STATE": 256, "UNIFORM": False}
 
 CASES = {
-    "walk": (attention.attention_kernel, HEADS | WAYS | {"SPLIT": False}),
-    "rotated": (attention.attention_kernel, HEADS | WAYS | {"ROTATE": True, "BLOCK_R": 16, "PDL": True}),
+    "walk": (attention.attention_kernel, HEADS | WAYS | WALK),
+    "a program a chunk": (attention.attention_kernel, HEADS | WAYS | {"STATE": 256, "LAST_FOLDS": False}),
+    "16 pairs": (attention.attention_kernel, HEADS | WAYS | {"BLOCK_M": 16, "ROTATE": True}),
+    "rotated": (attention.attention_kernel, HEADS | WAYS | {"ROTATE": True, "BLOCK_R": 16}),
     "everything": (attention.attention_kernel, SMALL | WAYS | ALL | {"ROTATE": True, "LAST_FOLDS": False}),
     "float32": (
         attention.attention_kernel,
@@ -40,7 +44,7 @@ CASES = {
     ),
     "chain rows": (rows._rows_kernel, {"HAS_TREE": False, "BLOCK": 128}),
     "tree rows": (rows._rows_kernel, {"HAS_TREE": True, "BLOCK": 128}),
-    "added norm": (norm._rms_norm_kernel, {"ADD": True, "BLOCK": 4096}),
+    "added norm": (norm._rms_norm_kernel, {"ADD": True, "BLOCK": 4096, "PDL": True}),
 }
 
 
@@ -66,6 +70,7 @@ def test_compiles_and_fits(name):
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert compiled.metadata.shared <= MOST_SHARED_BYTES
     if kernel is attention.attention_kernel and not exact:
-        assert "wgmma" in compiled.asm["ptx"]
+        assert "wgmma" not in compiled.asm["ptx"]
+        assert "mma.sync.aligned.m16n8k16" in compiled.asm["ptx"]
         # Rounding is spelt out: nothing else may contract a product and a sum.
         assert not compiled.metadata.enable_fp_fusion

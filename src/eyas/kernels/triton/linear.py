@@ -1,4 +1,6 @@
-"""Batch-invariant matrix products with fused norm, bias, residual, SiLU and argmax (linear_kernels.py).
+"""Batch-invariant matrix products with fused bias, residual, SiLU and argmax (linear_kernels.py).
+
+The norm before a product is a launch of its own, except where launches are the cost (linear_short.py).
 
 Any number of rows; the same bits for a row whatever the others are. 16-bit types multiply on tensor cores
 and add in float32; float32 multiplies exactly as float32 (slow: for tests).
@@ -13,7 +15,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.kernels.settings import settings
 from eyas.kernels.triton import linear_kernels as kernels
+from eyas.kernels.triton.linear_short import short_kernel
 from eyas.kernels.triton.linear_tiling import Tiling, tiling
+from eyas.kernels.triton.norm import rms_norm
 
 _COUNTERS = 1 << 18
 """Arrivals that are counted at the same time at most; a step of an 8B model counts 4,096."""
@@ -64,7 +68,7 @@ def max_linear(
     largest, ids = x.new_empty(x.shape[:-1]), x.new_empty(x.shape[:-1], dtype=torch.int64)
     rows = _rows(x)
     if len(rows):
-        tiles = tiling(weight.shape[0], weight.shape[1], len(rows))
+        tiles = tiling(weight.shape[0], weight.shape[1], len(rows), head=True)
         launch_max(tiles, rows, weight, largest, ids, norm_weight=norm_weight, eps=eps, index_map=index_map)
     return largest, ids
 
@@ -85,7 +89,32 @@ def launch(
     assert tiles.splits == 1 or not gated, "a K-split has no gate to put through SiLU"
     rows, size = x.shape
     width = out.shape[-1]
-    x, norm_weight, scale = _prepared(tiles, x, norm_weight, eps)
+    residual = None if residual is None else residual.contiguous()
+    if tiles.parts:
+        grid = (triton.cdiv(width, tiles.block_out), triton.cdiv(rows, tiles.block_rows))
+        short_kernel[grid](
+            x,
+            weight.contiguous(),
+            bias,
+            norm_weight,
+            residual,
+            out,
+            rows,
+            x.stride(0),
+            eps,
+            OUT=width,
+            K=size,
+            BLOCK_OUT=tiles.block_out,
+            BLOCK_ROWS=tiles.block_rows,
+            PARTS=tiles.parts,
+            GATED=gated,
+            ORDERED=x.is_cuda,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+            **_pdl(),
+        )
+        return
+    x = _normed(x, norm_weight, eps)
     programs = triton.cdiv(width, tiles.block_out) * triton.cdiv(rows, tiles.block_rows)
     partial = arrived = None
     if tiles.parallel:
@@ -96,15 +125,12 @@ def launch(
     kernels.linear_kernel[(programs, tiles.splits if tiles.parallel else 1)](
         *_operands(tiles, x, weight),
         bias,
-        norm_weight,
-        scale,
-        None if residual is None else residual.contiguous(),
+        residual,
         out,
         partial,
         arrived,
         rows,
         x.stride(0),
-        eps,
         OUT=width,
         K=size,
         BLOCK_OUT=tiles.block_out,
@@ -114,7 +140,7 @@ def launch(
         LENGTH=triton.cdiv(size, tiles.splits * tiles.block_k) * tiles.block_k,
         PARALLEL=tiles.parallel,
         GATED=gated,
-        **_options(tiles, size),
+        **_options(tiles, x, weight),
     )
 
 
@@ -133,25 +159,22 @@ def launch_max(
     assert tiles.splits == 1, "an output matrix is wide enough without K-splits"
     rows, size = x.shape
     width = weight.shape[0]
-    x, norm_weight, scale = _prepared(tiles, x, norm_weight, eps)
+    x = _normed(x, norm_weight, eps)
     num_tiles = triton.cdiv(width, tiles.block_out)
     values = x.new_empty(rows, num_tiles)
     indices = x.new_empty(rows, num_tiles, dtype=torch.int32)
     kernels.max_kernel[(num_tiles * triton.cdiv(rows, tiles.block_rows),)](
         *_operands(tiles, x, weight),
-        norm_weight,
-        scale,
         values,
         indices,
         rows,
         x.stride(0),
-        eps,
         OUT=width,
         K=size,
         BLOCK_OUT=tiles.block_out,
         BLOCK_ROWS=tiles.block_rows,
         BLOCK_K=tiles.block_k,
-        **_options(tiles, size),
+        **_options(tiles, x, weight),
     )
     kernels.max_of_tiles_kernel[(rows,)](
         values,
@@ -166,31 +189,28 @@ def launch_max(
 
 
 def _rows(x: Tensor) -> Tensor:
-    """X [..., K] as [T, K] whose rows are contiguous."""
+    """X [..., K] as [T, K] whose rows are contiguous and aligned: other loads would be another kernel."""
     flat = x.reshape(-1, x.shape[-1])
-    return flat if flat.stride(1) == 1 else flat.contiguous()
+    return flat if flat.stride(1) == 1 and _is_aligned(flat) else flat.contiguous()
 
 
-def _prepared(
-    tiles: Tiling, x: Tensor, norm_weight: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """(x, norm weight for the loop, scales for the ending): the norm's pass, where it is not in the loop."""
-    # A program of a K-split sees a part of the squares only; the copy engine does not multiply.
-    in_loop = tiles.norm_in_loop and tiles.splits == 1 and tiles.block_k == tiles.lanes and not tiles.tma
-    if norm_weight is None or in_loop:
-        return x, norm_weight, None
-    rows, size = x.shape
-    out, scale = x.new_empty(rows, size), x.new_empty(rows, dtype=torch.float32)
-    kernels.norm_pass_kernel[(rows,)](
-        x, norm_weight, out, scale, x.stride(0), eps, K=size, BLOCK_K=tiles.lanes, num_warps=2, **_pdl()
-    )
-    return out, None, scale
+def _is_aligned(matrix: Tensor) -> bool:
+    """Whether every row starts at a multiple of 16 bytes."""
+    return matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.element_size() % 16 == 0
+
+
+def _normed(x: Tensor, norm_weight: Tensor | None, eps: float) -> Tensor:
+    return x if norm_weight is None else rms_norm(x, norm_weight, eps)
+
+
+def _uses_tma(tiles: Tiling, x: Tensor, weight: Tensor) -> bool:
+    return tiles.tma and _is_aligned(x) and _is_aligned(weight)
 
 
 def _operands(tiles: Tiling, x: Tensor, weight: Tensor) -> tuple[Any, Any]:
     """X and weight as the kernel reads them: tensors, or descriptors for the copy engine."""
     weight = weight.contiguous()
-    if not tiles.tma:
+    if not _uses_tma(tiles, x, weight):
         return x, weight
     return (
         TensorDescriptor.from_tensor(x, [tiles.block_rows, tiles.block_k]),
@@ -198,12 +218,13 @@ def _operands(tiles: Tiling, x: Tensor, weight: Tensor) -> tuple[Any, Any]:
     )
 
 
-def _options(tiles: Tiling, size: int) -> dict[str, int | bool]:
+def _options(tiles: Tiling, x: Tensor, weight: Tensor) -> dict[str, int | bool]:
     """Launch options; multiply-adds are not contracted, so that every variant rounds alike."""
-    lines = min(triton.next_power_of_2(triton.cdiv(size // tiles.splits, 64)), 16)
+    tma = _uses_tma(tiles, x, weight)
+    lines = min(triton.next_power_of_2(triton.cdiv(x.shape[1] // tiles.splits, 64)), 16)
     return {
-        "TMA": tiles.tma,
-        "PREFETCH": lines if settings.pdl and not tiles.tma else 0,
+        "TMA": tma,
+        "PREFETCH": lines if settings.pdl and not tma else 0,
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
         **_pdl(),

@@ -5,8 +5,7 @@ The weight tile is the left (M) operand of the tensor cores and the activations 
 
 A row's bits do not depend on the other rows: every output element is one chain of additions in ascending k,
 one chain per K-split, and the splits are added in order. Which other rows share its tile, how many tiles
-there are, and whether the splits ran side by side or one after another changes nothing of that. The sum of
-squares of the norm has an order of its own that `norm_pass_kernel` repeats: `BLOCK_K` lanes, then a tree.
+there are, and whether the splits ran side by side or one after another changes nothing of that.
 
 Legend: K in, OUT out (of one half if GATED), program (tile of BLOCK_OUT outputs, block of BLOCK_ROWS rows).
 """
@@ -63,27 +62,9 @@ def _begin(
 
 
 @triton.jit
-def _ordered_sum(lanes, COUNT: tl.constexpr, ROWS: tl.constexpr):
-    """Lanes [COUNT, ROWS] -> [ROWS] by a tree of neighbours, whatever layout the compiler chose."""
-    LEVELS: tl.constexpr = COUNT.bit_length() - 1
-    for level in tl.static_range(LEVELS):
-        pairs = tl.reshape(lanes, (COUNT >> (level + 1), 2, ROWS))
-        even, odd = tl.split(tl.permute(pairs, (0, 2, 1)))
-        lanes = even + odd
-    return tl.reshape(lanes, (ROWS,))
-
-
-@triton.jit
-def _rms_scale(squares, eps, K: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr):
-    """1 / sqrt(mean of squares + eps) of lanes [BLOCK_K, ROWS], float32 [ROWS]."""
-    return tl.rsqrt(_ordered_sum(squares, BLOCK_K, ROWS) / K + eps)
-
-
-@triton.jit
 def _segment(
     x_ptr,
     weight_ptr,
-    norm_ptr,
     first_row,
     first_column,
     num_rows,
@@ -97,17 +78,15 @@ def _segment(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GATED: tl.constexpr,
-    NORM: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """Products over k in [first, first + LENGTH): (acc, acc of up, lanes of squares), float32.
+    """Products over k in [first, first + LENGTH): (acc, acc of up), float32.
 
-    Without GATED the second is a zero, without NORM the third. EXACT: no segment runs past K. With TMA x_ptr
+    Without GATED the second is a zero. EXACT: no segment runs past K. With TMA x_ptr
     and weight_ptr are descriptors, which give zeros past the edges.
     """
     acc = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
     up = acc
-    squares = tl.zeros((BLOCK_K, BLOCK_ROWS), tl.float32)
     if TMA:
         for step in range(0, LENGTH, BLOCK_K):
             x = x_ptr.load([first_row, first + step]).T
@@ -127,17 +106,12 @@ def _segment(
             weight = _load(
                 weight_row + k[None, :], column[:, None] < OUT, k[None, :] < K, EXACT, OUT % BLOCK_OUT == 0
             )
-            if NORM:
-                wide = x.to(tl.float32)
-                squares += wide * wide
-                scale = tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32)
-                x = (wide * scale[:, None]).to(weight.dtype)
             acc = tl.dot(weight, x, acc, input_precision="ieee")
             if GATED:
                 address = weight_row + OUT * K + k[None, :]
                 up_weight = _load(address, column[:, None] < OUT, k[None, :] < K, EXACT, OUT % BLOCK_OUT == 0)
                 up = tl.dot(up_weight, x, up, input_precision="ieee")
-    return acc, up, squares
+    return acc, up
 
 
 @triton.jit
@@ -177,15 +151,12 @@ def linear_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
-    norm_ptr,
-    scale_ptr,
     residual_ptr,
     out_ptr,
     partial_ptr,
     arrived_ptr,
     num_rows,
     x_stride,
-    eps,
     OUT: tl.constexpr,
     K: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
@@ -208,27 +179,17 @@ def linear_kernel(
     first = split * LENGTH
     if PDL:
         _begin(weight_ptr, column, first, OUT, K, GATED, PREFETCH)
-    acc, up, squares = _segment(
-        x_ptr, weight_ptr, norm_ptr, block * BLOCK_ROWS, tile * BLOCK_OUT, num_rows, x_stride, first,
-        LENGTH, EXACT, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, GATED, norm_ptr is not None, TMA,
+    acc, up = _segment(
+        x_ptr, weight_ptr, block * BLOCK_ROWS, tile * BLOCK_OUT, num_rows, x_stride, first,
+        LENGTH, EXACT, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, GATED, TMA,
     )  # fmt: skip
     if not PARALLEL:
         for later in tl.static_range(1, SPLITS):
-            part, _, _ = _segment(
-                x_ptr, weight_ptr, norm_ptr, block * BLOCK_ROWS, tile * BLOCK_OUT, num_rows, x_stride,
-                later * LENGTH, LENGTH, EXACT, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, GATED,
-                norm_ptr is not None, TMA,
+            part, _ = _segment(
+                x_ptr, weight_ptr, block * BLOCK_ROWS, tile * BLOCK_OUT, num_rows, x_stride,
+                later * LENGTH, LENGTH, EXACT, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, GATED, TMA,
             )  # fmt: skip
             acc += part
-    if norm_ptr is not None:
-        scale = _rms_scale(squares, eps, K, BLOCK_K, BLOCK_ROWS)[None, :]
-        acc *= scale
-        up *= scale
-    if scale_ptr is not None:
-        scale = tl.load(scale_ptr + row, mask=row < num_rows, other=0.0)[None, :]
-        if not PARALLEL:
-            acc *= scale
-            up *= scale
     if GATED:
         acc = acc / (1 + tl.exp(-acc)) * up
     if PARALLEL:
@@ -245,43 +206,9 @@ def linear_kernel(
             total = tl.load(parts, cache_modifier=".cg")
             for other in tl.static_range(1, SPLITS):
                 total += tl.load(parts + other * num_programs.to(tl.int64) * SIZE, cache_modifier=".cg")
-            if scale_ptr is not None:
-                total *= scale
             _finish(total, row, column, num_rows, bias_ptr, residual_ptr, out_ptr, OUT)
     else:
         _finish(acc, row, column, num_rows, bias_ptr, residual_ptr, out_ptr, OUT)
-
-
-@triton.jit
-def norm_pass_kernel(
-    x_ptr,
-    norm_ptr,
-    out_ptr,
-    scale_ptr,
-    x_stride,
-    eps,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PDL: tl.constexpr,
-) -> None:
-    """One row: x * norm weight, and the scale that the product's ending multiplies by."""
-    row = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, BLOCK_K)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    squares = tl.zeros((BLOCK_K,), tl.float32)
-    # Unrolled, and the stores apart from it, so that all loads are in flight at once.
-    for step in tl.static_range(0, K, BLOCK_K):
-        wide = tl.load(x_ptr + row * x_stride + step + lane, mask=step + lane < K, other=0.0).to(tl.float32)
-        squares += wide * wide
-    scale = _rms_scale(tl.reshape(squares, (BLOCK_K, 1)), eps, K, BLOCK_K, 1)
-    tl.store(scale_ptr + row + tl.arange(0, 1), scale)
-    for step in tl.static_range(0, K, BLOCK_K):
-        mask = step + lane < K
-        wide = tl.load(x_ptr + row * x_stride + step + lane, mask=mask, other=0.0).to(tl.float32)
-        norm = tl.load(norm_ptr + step + lane, mask=mask, other=0.0).to(tl.float32)
-        tl.store(out_ptr + row * K + step + lane, (wide * norm).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -302,13 +229,10 @@ def _largest(value, index, mask, AXIS: tl.constexpr):
 def max_kernel(
     x_ptr,
     weight_ptr,
-    norm_ptr,
-    scale_ptr,
     value_ptr,
     index_ptr,
     num_rows,
     x_stride,
-    eps,
     OUT: tl.constexpr,
     K: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
@@ -324,15 +248,11 @@ def max_kernel(
     row = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     if PDL:
         _begin(weight_ptr, column, 0, OUT, K, False, PREFETCH)  # noqa: FBT003 - GATED
-    acc, _, squares = _segment(
-        x_ptr, weight_ptr, norm_ptr, block * BLOCK_ROWS, tile * BLOCK_OUT, num_rows, x_stride, 0,
+    acc, _ = _segment(
+        x_ptr, weight_ptr, block * BLOCK_ROWS, tile * BLOCK_OUT, num_rows, x_stride, 0,
         tl.cdiv(K, BLOCK_K) * BLOCK_K, K % BLOCK_K == 0, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K,
-        False, norm_ptr is not None, TMA,  # noqa: FBT003 - GATED
+        False, TMA,  # noqa: FBT003 - GATED
     )  # fmt: skip
-    if norm_ptr is not None:
-        acc *= _rms_scale(squares, eps, K, BLOCK_K, BLOCK_ROWS)[None, :]
-    if scale_ptr is not None:
-        acc *= tl.load(scale_ptr + row, mask=row < num_rows, other=0.0)[None, :]
     # Rounded as `linear` stores them, so that ties are the same ones.
     logits = acc.to(value_ptr.dtype.element_ty).to(tl.float32)
     value, index = _largest(logits, column[:, None], column[:, None] < OUT, 0)

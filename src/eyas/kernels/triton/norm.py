@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eyas.kernels.settings import settings
+
 
 @triton.jit
 def _rms_norm_kernel(  # noqa: ANN202
@@ -17,18 +19,22 @@ def _rms_norm_kernel(  # noqa: ANN202
     eps,  # noqa: ANN001
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < size
     where = row * size + column
+    weight = tl.load(weight_ptr + column, mask=mask, other=0.0)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     x = tl.load(x_ptr + where, mask=mask, other=0.0).to(tl.float32)
     if ADD:
         x += tl.load(residual_ptr + where, mask=mask, other=0.0).to(tl.float32)
         rounded = x.to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + where, rounded, mask=mask)
         x = rounded.to(tl.float32)
-    weight = tl.load(weight_ptr + column, mask=mask, other=0.0)
     scale = tl.rsqrt(tl.sum(x * x) / size + eps)
     # Rounded to the input's type before the weight, as the reference does.
     normed = (x * scale).to(out_ptr.dtype.element_ty)
@@ -53,6 +59,8 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> t
             eps,
             ADD=residual is not None,
             BLOCK=block,
+            PDL=settings.pdl,
+            **({"launch_pdl": True} if settings.pdl else {}),
             num_warps=4 if block <= 2048 else 8,
         )
     return out, total

@@ -1,0 +1,102 @@
+"""The matrix products compile for sm_90 without a GPU, spill nothing and use one instruction a weight."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from eyas.kernels.triton import linear_kernels
+from eyas.kernels.triton.linear_short import short_kernel
+from eyas.kernels.triton.linear_tiling import WIDE, tiling
+
+triton = pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+MOST_SHARED_BYTES = 227 * 1024
+# kind, out, in, rows
+SHORT = [("norm", 960, 576, 8), ("gated", 1536, 576, 8), ("linear", 576, 1536, 8), ("norm", 1152, 896, 8)]
+LOOPS = [
+    *(("gated", 14336, 4096, rows) for rows in (8, 64, 128, 512)),
+    *(("linear", 6144, 4096, rows) for rows in (8, 64, 128, 512)),
+    *(("linear", 4096, 4096, rows) for rows in (8, 64, 512)),
+    *(("head", 128256, 4096, rows) for rows in (8, 64, 512)),
+    *(("head", 49152, 576, rows) for rows in (8, 64)),
+    ("linear", 896, 4864, 8),
+]
+
+
+def _compile(kernel, constants, tiles, absent, tma=False):
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    constants = constants | dict.fromkeys(absent)
+    types = {"partial_ptr": "*fp32", "arrived_ptr": "*i32", "index_ptr": "*i32", "eps": "fp32"}
+    if tma:
+        types["x_ptr"] = f"tensordesc<bf16[{tiles.block_rows},{tiles.block_k}]>"
+        types["weight_ptr"] = f"tensordesc<bf16[{tiles.block_out},{tiles.block_k}]>"
+    signature, attributes = {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        default = "*bf16" if name.endswith("_ptr") else "i32"
+        signature[name] = "constexpr" if name in constants else types.get(name, default)
+        if signature[name].startswith("*") or name == "x_stride":
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages, "enable_fp_fusion": False}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def _stack_bytes(compiled, folder):
+    (folder / "kernel.cubin").write_bytes(compiled.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    command = [tool, "--dump-resource-usage", folder / "kernel.cubin"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", text)[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pdl", [False, True])
+@pytest.mark.parametrize(("kind", "out", "size", "rows"), SHORT)
+def test_a_short_product_asks_for_everything_before_it_waits(kind, out, size, rows, pdl, tmp_path):
+    tiles = tiling(out, size, rows, gated=kind == "gated")
+    constants = {"OUT": out, "K": size, "BLOCK_OUT": tiles.block_out, "BLOCK_ROWS": tiles.block_rows}
+    constants |= {"PARTS": tiles.parts, "GATED": kind == "gated", "ORDERED": True, "PDL": pdl}
+    absent = [
+        "bias_ptr",
+        *([] if kind != "linear" else ["norm_ptr"]),
+        *([] if kind == "linear" else ["residual_ptr"]),
+    ]
+    compiled = _compile(short_kernel, constants, tiles, absent)
+    assert _stack_bytes(compiled, tmp_path) == 0
+    ptx = compiled.asm["ptx"]
+    first_wait = ptx.index("bar.sync")
+    assert "ld.global" in ptx[:first_wait]
+    assert "ld.global" not in ptx[first_wait:]
+    assert "st.shared" not in ptx[:first_wait]
+    assert "wgmma" not in ptx
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "out", "size", "rows"), LOOPS)
+def test_a_looped_product_fits_and_uses_its_instruction(kind, out, size, rows, tmp_path):
+    tiles = tiling(out, size, rows, gated=kind == "gated", head=kind == "head")
+    assert not tiles.parts
+    constants = {"OUT": out, "K": size, "BLOCK_OUT": tiles.block_out, "BLOCK_ROWS": tiles.block_rows}
+    constants |= {"BLOCK_K": tiles.block_k, "TMA": tiles.tma, "PDL": False, "PREFETCH": 0}
+    kernel, absent = linear_kernels.max_kernel, []
+    if kind != "head":
+        kernel, absent = linear_kernels.linear_kernel, ["bias_ptr"]
+        absent += [] if tiles.parallel else ["partial_ptr", "arrived_ptr"]
+        length = -(-size // (tiles.splits * tiles.block_k)) * tiles.block_k
+        # A split of one step would be folded into the sum before it, which rounds otherwise.
+        assert length >= 2 * tiles.block_k
+        constants |= {"SPLITS": tiles.splits, "LENGTH": length}
+        constants |= {"PARALLEL": tiles.parallel, "GATED": kind == "gated"}
+    compiled = _compile(kernel, constants, tiles, absent, tma=tiles.tma)
+    assert _stack_bytes(compiled, tmp_path) == 0
+    assert compiled.metadata.shared <= MOST_SHARED_BYTES
+    # One kind of instruction for a weight, whatever the rows: the other one adds in another order.
+    assert ("wgmma" in compiled.asm["ptx"]) == (tiles.block_out >= WIDE)
+    assert ("mma.sync" in compiled.asm["ptx"]) == (tiles.block_out < WIDE)
