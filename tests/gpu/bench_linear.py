@@ -172,13 +172,16 @@ def candidates(case: Case, rows: int) -> list[Tiling]:
     fitting = max(16, 1 << (rows - 1).bit_length())
     if base.parts:
         cuts = [replace(base, parts=parts, warps=parts) for parts in (2, 4, 8)]
-        cuts += [replace(base, block_out=32), replace(base, block_rows=8 if rows <= 8 else 32)]
+        shapes = (
+            ((16, 8), (16, 16), (32, 8), (32, 16)) if rows <= 8 else ((16, 16), (32, 16), (16, 32), (32, 32))
+        )
+        cuts += [replace(base, block_out=out, block_rows=block) for out, block in shapes]
         cuts += [Tiling(16, 16, 64, 4, 9)] if rows <= 16 else [Tiling(32, 64, 64, 4, 5)]
         if rows > MAX_SKINNY_ROWS:
             cuts += [
                 Tiling(64, 64, 64, 4, 4),
                 Tiling(64, 128, 64, 4, 4, tma=True),
-                replace(base, block_rows=64),
+                replace(base, block_out=64),
             ]
     elif rows <= MAX_SKINNY_ROWS:
         stages = (3, 4, 5, 6)

@@ -332,7 +332,6 @@ def test_settings_choose_who_multiplies(monkeypatch):
 def test_what_decides_bits_does_not_depend_on_rows(shape, gated):
     cuts = [tiling(*shape, rows, gated=gated) for rows in range(1, 1200)]
     assert len({(cut.splits, cut.parts, cut.block_out >= WIDE) for cut in cuts}) == 1
-    assert len(set(cuts)) == 1 or not cuts[0].parts
 
 
 @pytest.mark.parametrize("packed", [False, True])

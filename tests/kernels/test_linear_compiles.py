@@ -17,7 +17,17 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 MOST_SHARED_BYTES = 227 * 1024
 # kind, out, in, rows
-SHORT = [("norm", 960, 576, 8), ("gated", 1536, 576, 8), ("linear", 576, 1536, 8), ("norm", 1152, 896, 8)]
+SHORT = [
+    (kind, out, size, rows)
+    for kind, out, size in (
+        ("norm", 960, 576),
+        ("gated", 1536, 576),
+        ("linear", 576, 1536),
+        ("linear", 576, 1728),
+        ("norm", 1152, 896),
+    )
+    for rows in (8, 64)
+]
 LOOPS = [
     *(("gated", 14336, 4096, rows) for rows in (8, 64, 128, 512)),
     *(("linear", 6144, 4096, rows) for rows in (8, 64, 128, 512)),

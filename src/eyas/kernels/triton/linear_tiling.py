@@ -47,7 +47,7 @@ def tiling(out: int, size: int, rows: int, *, gated: bool = False, head: bool = 
     weights = out * (2 if gated else 1)
     small = weights < 60 * WIDE
     if small and size <= MAX_SHORT and not head:
-        return _short(size)
+        return _short(size, rows)
     # With less than a wave of wide tiles K is shared out, unless it is short: meeting costs a microsecond.
     splits = 2 if size >= 2048 and weights < 80 * WIDE and not gated and not head else 1
     if small:
@@ -66,10 +66,11 @@ def _fitting(rows: int) -> int:
     return max(16, 1 << (rows - 1).bit_length())
 
 
-def _short(size: int) -> Tiling:
-    """Few weights, short K: launches and latency are the cost. The same tile for any number of rows."""
+def _short(size: int, rows: int) -> Tiling:
+    """Few weights, short K: launches and latency are the cost; with more rows, reading the L2 cache."""
     parts = 4 if size <= 640 else 8
-    return Tiling(16, 16, 0, warps=parts, stages=1, parts=parts)
+    tile = 16 if rows <= 32 else 32
+    return Tiling(tile, tile, 0, warps=parts, stages=1, parts=parts)
 
 
 def _skinny(out: int, size: int, rows: int, *, gated: bool) -> Tiling:
