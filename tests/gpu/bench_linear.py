@@ -195,8 +195,8 @@ def candidates(case: Case, rows: int) -> list[Tiling]:
         cuts = [
             Tiling(out, block_rows, 64, warps, stages, tma=True)
             for out, block_rows, warps, stages in (
-                (128, 256, 8, 4), (128, 256, 8, 3), (128, 128, 8, 4), (128, 128, 4, 4), (128, 128, 8, 3),
-                (64, 256, 8, 4), (64, 256, 4, 4), (64, 128, 4, 5), (256, 128, 8, 3),
+                (128, 256, 8, 4), (128, 256, 8, 3), (128, 128, 8, 4), (128, 128, 4, 4), (128, 128, 4, 3),
+                (64, 256, 8, 4), (64, 256, 4, 4), (64, 128, 4, 5), (64, 128, 4, 3), (256, 128, 8, 3),
             )
         ]  # fmt: skip
         cuts += [replace(base, tma=False, stages=3), Tiling(128, 128, 128, 8, 3, tma=True)]

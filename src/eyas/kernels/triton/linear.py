@@ -191,7 +191,9 @@ def launch_max(
 def _rows(x: Tensor) -> Tensor:
     """X [..., K] as [T, K] whose rows are contiguous and aligned: other loads would be another kernel."""
     flat = x.reshape(-1, x.shape[-1])
-    return flat if flat.stride(1) == 1 and _is_aligned(flat) else flat.contiguous()
+    if flat.stride(1) == 1 and _is_aligned(flat):
+        return flat
+    return flat.clone(memory_format=torch.contiguous_format)
 
 
 def _is_aligned(matrix: Tensor) -> bool:

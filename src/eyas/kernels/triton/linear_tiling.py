@@ -80,8 +80,8 @@ def _skinny(out: int, size: int, rows: int, *, gated: bool) -> Tiling:
         # Few steps: many programs an SM, so that one starts while another ends.
         return Tiling(WIDE if gated or rows <= 16 else 2 * WIDE, block_rows, 64, 4, 3)
     if gated:
-        # 2 programs an SM with up to 16 rows.
-        return Tiling(WIDE, block_rows, 128, 4, 3 if rows <= 16 else 4)
+        # 2 programs an SM.
+        return Tiling(WIDE, block_rows, 128, 4, 3) if rows <= 16 else Tiling(WIDE, block_rows, 64, 4, 4)
     if rows > 32 and out > 2 * NUM_SMS * WIDE:
         return Tiling(2 * WIDE, block_rows, 128, 4, 4)
     return Tiling(WIDE, block_rows, 128, 4, 5 if rows <= 16 else 4)
