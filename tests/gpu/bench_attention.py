@@ -1,27 +1,38 @@
 """Micro-benchmark of decode attention against reading the keys and values, and against torch's.
 
-    python tests/gpu/bench_attention.py --json               all cases
-    python tests/gpu/bench_attention.py --json --model 8b    one model
+    python tests/gpu/bench_attention.py                       every case by its plan, with and without PDL
+    python tests/gpu/bench_attention.py --model 8b            one model
+    python tests/gpu/bench_attention.py --tune --seconds 50   plans tried per case, best first
 
-Every figure is the time of one layer among many in a CUDA graph, over caches that together do not fit in the
-L2 cache; median of the replays. `fused` starts from qkv as projected: rotation, cache write and attention;
-`apart` is the same with the rotation as a kernel of its own, `second_pass` with the fold as one. torch's
-attention reads keys and values that are contiguous and rotated already, and writes none.
+Prints a JSON line per case as it goes, the most important cases first. Kernels are compiled by other
+processes, all at once; --seconds counts them in.
+
+Every figure is the microseconds of one layer among many in a CUDA graph, over caches that together do not fit
+in the L2 cache; median of the replays. It starts from qkv as projected: rotation, cache write and attention.
+torch's attention reads keys and values that are contiguous and rotated already, and writes none. `bits` says
+whether the last row is bit for bit what a program that walks all keys gives for it alone.
 """
 
 import argparse
 import json
+import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch.nn import functional
 
 from eyas.kernels.reference.rows import Rows
+from eyas.kernels.settings import use_pdl
 from eyas.kernels.triton import paged_attention as kernels
+from eyas.kernels.triton import paged_attention_plan as plans
+from eyas.kernels.triton.paged_attention_plan import CHUNK, Plan
 from eyas.kernels.triton.rows import chain_rows
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -29,6 +40,8 @@ from bench_linear import READ_BYTES_A_SECOND, ROTATED_BYTES, timed
 
 PAGE = 16
 MODELS = {"8b": (32, 8, 128), "135m": (9, 3, 64), "0.5b": (14, 2, 64)}
+UNIT = plans.unit(torch.bfloat16)
+CHOOSE = plans.choose
 
 
 @dataclass(frozen=True)
@@ -40,68 +53,112 @@ class Case:
     rows: int
     context: int
 
+    @property
+    def pairs(self) -> int:
+        heads, kv_heads, _ = MODELS[self.model]
+        return self.rows * heads // kv_heads
 
-CASES = [
-    *(Case(m, b, r, c) for m in MODELS for b in (1, 8, 64) for r in (1, 8) for c in (1024, 4096)),
-    *(Case(m, 1, 62, 1024) for m in MODELS),
-    *(Case(m, 1, 2048, c) for m in MODELS for c in (2048, 8192)),
-]
+    def plan(self) -> Plan:
+        _, kv_heads, head_dim = MODELS[self.model]
+        processors = torch.cuda.get_device_properties(0).multi_processor_count
+        return CHOOSE(self.batch, kv_heads, self.pairs, self.context, torch.bfloat16, head_dim, processors)
+
+
+FIRST = [("135m", 1, 1024), ("8b", 1, 1024), ("8b", 8, 1024), ("8b", 64, 1024), ("135m", 64, 1024)]
+FIRST += [("135m", 8, 1024), ("8b", 8, 4096), ("8b", 1, 4096), ("0.5b", 1, 1024), ("0.5b", 64, 1024)]
+CASES = [Case(model, batch, rows, context) for model, batch, context in FIRST for rows in (1, 8)]
+CASES += [Case("8b", 64, 1, 4096), Case("135m", 1, 62, 1024), Case("8b", 1, 62, 1024)]
+CASES += [Case("8b", 1, 2048, 2048), Case("135m", 1, 2048, 2048), Case("8b", 1, 2048, 8192)]
 
 
 class Bench:
-    """The tensors of one case; `copies` layers of cache."""
+    """Tensors of all cases of a model, batch and context; the last row is the same for any number of rows."""
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
-        self.heads, self.kv_heads, self.head_dim = MODELS[case.model]
-        pages = case.context // PAGE
-        self.kv_bytes = 2 * case.batch * case.context * self.kv_heads * self.head_dim * 2
-        self.copies = min(max(int(ROTATED_BYTES // self.kv_bytes) + 1, 2), 40)
-        shape = (self.copies, case.batch * pages + 1, PAGE, self.kv_heads, self.head_dim)
+    def __init__(
+        self, model: str, batch: int, context: int, most_rows: int, copies: int | None = None
+    ) -> None:
+        self.heads, self.kv_heads, self.head_dim = MODELS[model]
+        self.context = context
+        pages = context // PAGE
+        self.kv_bytes = 2 * batch * context * self.kv_heads * self.head_dim * 2
+        self.copies = copies or min(max(int(ROTATED_BYTES // self.kv_bytes) + 1, 2), 40)
+        shape = (self.copies, batch * pages + 1, PAGE, self.kv_heads, self.head_dim)
         self.keys, self.values = (self._normal(*shape) for _ in range(2))
-        table = torch.randperm(case.batch * pages, device="cuda") + 1
+        table = torch.randperm(batch * pages, device="cuda") + 1
         # Wider than the context, as a page table for longer requests is.
-        self.table = functional.pad(table.view(case.batch, pages).int(), (0, 3 * pages))
-        start = torch.full((case.batch,), case.context - case.rows, device="cuda")
-        counts = torch.full_like(start, case.rows)
-        self.fields: Rows = chain_rows(start, counts, self.table, case.rows, PAGE, case.context)
-        width = (self.heads + 2 * self.kv_heads) * self.head_dim
-        self.qkv = self._normal(case.batch * case.rows, width)
-        self.cos, self.sin = torch.rand(2, case.batch * case.rows, self.head_dim // 2, device="cuda")
+        self.table = functional.pad(table.view(batch, pages).int(), (0, 3 * pages))
+        self.width = (self.heads + 2 * self.kv_heads) * self.head_dim
+        self.qkv = self._normal(batch, most_rows, self.width)
+        self.angles = torch.rand(2, batch, most_rows, self.head_dim // 2, device="cuda")
+        self.memo: dict[str, torch.Tensor] = {}
+        # All rows are cached once, so that fewer rows find the others before them.
+        if copies is not None:
+            return
+        self.forced(self.call(most_rows), WALK)(0)
+        self.alone = self.forced(self.call(1), WALK)(0).view(batch, self.heads, self.head_dim)
 
     @staticmethod
     def _normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
-    def ours(self, layer: int, memo: dict[str, torch.Tensor], max_visible: int) -> torch.Tensor:
-        fields, layer = self.fields, layer % self.copies
-        return kernels.rotated_attention(
-            self.qkv,
-            self.cos,
-            self.sin,
-            self.keys[layer],
-            self.values[layer],
-            fields.slots,
-            self.table,
-            fields.q_start,
-            fields.visible,
-            num_heads=self.heads,
-            scale=self.head_dim**-0.5,
-            max_rows=self.case.rows,
-            max_visible=max_visible,
-            memo=memo,
-        )
-
-    def torchs(self) -> Callable[[int], torch.Tensor]:
-        """SDPA of the same rows; a full context for few rows, causal for a whole prompt."""
-        case = self.case
-        queries = self._normal(case.batch, self.heads, case.rows, self.head_dim)
-        shape = (self.copies, case.batch, self.kv_heads, case.context, self.head_dim)
-        keys, values = (self._normal(*shape) for _ in range(2))
+    def call(self, rows: int, max_visible: int | None = None) -> Callable[[int], torch.Tensor]:
+        """The last `rows` rows of every request, as a function of the layer."""
+        batch = len(self.table)
+        start = torch.full((batch,), self.context - rows, device="cuda")
+        counts = torch.full_like(start, rows)
+        fields: Rows = chain_rows(start, counts, self.table, rows, PAGE, self.context)
+        qkv = self.qkv[:, -rows:].reshape(-1, self.width)
+        cos, sin = (x[:, -rows:].reshape(batch * rows, -1).contiguous() for x in self.angles)
 
         def call(layer: int) -> torch.Tensor:
             layer %= self.copies
-            causal = case.rows == case.context
+            return kernels.rotated_attention(
+                qkv,
+                cos,
+                sin,
+                self.keys[layer],
+                self.values[layer],
+                fields.slots,
+                self.table,
+                fields.q_start,
+                fields.visible,
+                num_heads=self.heads,
+                scale=self.head_dim**-0.5,
+                max_rows=rows,
+                max_visible=max_visible or self.context,
+                memo=self.memo,
+            )
+
+        return call
+
+    @staticmethod
+    def forced(call: Callable[[int], torch.Tensor], plan: Plan) -> Callable[[int], torch.Tensor]:
+        """The same call by this plan."""
+
+        def by_plan(layer: int) -> torch.Tensor:
+            plans.choose = lambda *_: plan
+            try:
+                return call(layer)
+            finally:
+                plans.choose = CHOOSE
+
+        return by_plan
+
+    def agrees(self, out: torch.Tensor) -> bool:
+        """Whether the last row of every request has the bits that it has alone."""
+        last = out.view(len(self.table), -1, self.heads, self.head_dim)[:, -1]
+        return torch.equal(last, self.alone)
+
+    def torchs(self, rows: int) -> Callable[[int], torch.Tensor]:
+        """SDPA of the same rows; a full context for few rows, causal for a whole prompt."""
+        batch = len(self.table)
+        queries = self._normal(batch, self.heads, rows, self.head_dim)
+        shape = (self.copies, batch, self.kv_heads, self.context, self.head_dim)
+        keys, values = (self._normal(*shape) for _ in range(2))
+        causal = rows == self.context
+
+        def call(layer: int) -> torch.Tensor:
+            layer %= self.copies
             return functional.scaled_dot_product_attention(
                 queries, keys[layer], values[layer], is_causal=causal, enable_gqa=True
             )
@@ -109,22 +166,104 @@ class Bench:
         return call
 
 
-def measure(case: Case) -> dict[str, object]:
-    bench = Bench(case)
+WALK = Plan(block_m=32, state=0, splits=1, warps=4, stages=1, last_folds=True, piece=4)
+
+
+@lru_cache(maxsize=1)
+def bench_of(model: str, batch: int, context: int, most_rows: int, copies: int | None = None) -> Bench:
+    return Bench(model, batch, context, most_rows, copies)
+
+
+def candidates(case: Case) -> list[Plan]:
+    """Plans worth a try, the table's first."""
+    base = case.plan()
+    block_m = 16 if case.pairs <= 16 else 32
+    _, kv_heads, _ = MODELS[case.model]
+    tiles = case.batch * kv_heads * -(-case.pairs // block_m)
+    units, chunks = -(-case.context // UNIT), -(-case.context // CHUNK)
+    tried = [base]
+    if tiles * units <= 6000 and case.rows <= 64:
+        tried += [Plan(block_m, UNIT, units, warps, 1, last_folds=False, piece=2) for warps in (2, 4, 8)]
+        tried += [Plan(block_m, UNIT, units, 4, 1, last_folds=True, piece=piece) for piece in (4,)]
+        tried += [Plan(block_m, UNIT, units, 4, 1, last_folds=False, piece=4)]
+    if tiles * units > 200 and case.rows <= 64:
+        for splits in dict.fromkeys((chunks, max(chunks // 2, 1))):
+            tried += [
+                Plan(block_m, CHUNK, splits, 4, stages, last_folds=False, piece=2) for stages in (1, 3, 4)
+            ]
+        tried.append(Plan(block_m, CHUNK, chunks, 4, 3, last_folds=True, piece=4))
+        tried.append(Plan(block_m, CHUNK, chunks, 8, 3, last_folds=False, piece=2))
+    if tiles > 100:
+        tried += [
+            Plan(block_m, 0, 1, warps, stages, last_folds=True, piece=4)
+            for warps, stages in ((4, 1), (4, 2), (4, 3), (4, 4), (2, 3), (8, 3))
+        ]
+    return list(dict.fromkeys(tried))
+
+
+def short(plan: Plan) -> str:
+    """Form for a key: unit, chunk or walk, tile's pairs, splits, warps, stages, fold."""
+    kind = {UNIT: "unit", CHUNK: "chunk", 0: "walk"}[plan.state]
+    fold = f" {'last' if plan.last_folds else 'second'}{plan.piece}" if plan.state else ""
+    return f"{kind} m{plan.block_m} x{plan.splits} w{plan.warps} st{plan.stages}{fold}"
+
+
+def compile_one(case: Case, plan: Plan, *, pdl: bool) -> str:
+    """In another process: run once, so that the compiled kernel lies in Triton's cache; "" or the error."""
+    try:
+        with torch.no_grad(), use_pdl(pdl):
+            bench = bench_of(case.model, case.batch, case.context, max(case.rows, 8), 1)
+            bench.forced(bench.call(case.rows), plan)(0)
+            torch.cuda.synchronize()
+    except Exception as error:  # noqa: BLE001 - a plan that fails is reported, not fatal
+        return f"{type(error).__name__}: {error}"[:300]
+    return ""
+
+
+def measure(
+    case: Case, tried: list[Plan], failed: dict[tuple[Plan, bool], str], *, extras: bool
+) -> dict[str, object]:
+    """Time every plan of a case, without and with PDL, and compare its bits."""
+    bench = bench_of(case.model, case.batch, case.context, max(case.rows, 8))
     launches = min(max(bench.copies, 10), 40)
-    memo: dict[str, torch.Tensor] = {}
-    floor = (bench.kv_bytes + 2 * bench.qkv.numel() * 2) / READ_BYTES_A_SECOND * 1e6
-    record: dict[str, object] = {**asdict(case), "floor_us": floor}
-    switches = {"fused": (True, True), "apart": (False, True), "second_pass": (True, False)}
-    for name, (fuse, folds) in switches.items():
-        kernels.FUSE_ROTATION, kernels.LAST_FOLDS = fuse, folds
-        record[f"{name}_us"] = timed(lambda i: bench.ours(i, memo, case.context), launches)
-    kernels.FUSE_ROTATION = kernels.LAST_FOLDS = True
-    # What a graph of a larger bound pays for chunks that nobody has.
-    record["loose_bound_us"] = timed(lambda i: bench.ours(i, memo, 4 * case.context), launches)
-    record["torch_us"] = timed(bench.torchs(), launches)
-    record["fused_over_floor"] = record["fused_us"] / floor
-    record["fused_over_torch"] = record["fused_us"] / record["torch_us"]
+    rows_bytes = 2 * case.batch * case.rows * bench.width * 2
+    floor = (bench.kv_bytes + rows_bytes) / READ_BYTES_A_SECOND * 1e6
+    call = bench.call(case.rows)
+    figures: dict[str, float] = {}
+    bits = True
+    errors: dict[str, str] = {}
+    for plan in tried:
+        for pdl in (False, True):
+            name = short(plan) + (" pdl" if pdl else "")
+            if failed.get((plan, pdl)):
+                errors[name] = failed[plan, pdl]
+                continue
+            forced = bench.forced(call, plan)
+            try:
+                with use_pdl(pdl):
+                    same = bench.agrees(forced(0))
+                    figures[name] = round(timed(forced, launches), 2)
+            except Exception as error:  # noqa: BLE001
+                errors[name] = f"{type(error).__name__}: {error}"[:300]
+                continue
+            if not same:
+                bits = False
+                errors[name] = "other bits"
+    record: dict[str, object] = {**asdict(case), "floor_us": round(floor, 2)}
+    record["torch_us"] = round(timed(bench.torchs(case.rows), launches), 2)
+    base = short(tried[0])
+    record |= {"plan": base, "us": figures.get(base), "pdl_us": figures.get(base + " pdl")}
+    if figures.get(base):
+        record["over_floor"] = round(figures[base] / floor, 2)
+    if extras:
+        kernels.FUSE_ROTATION = False
+        record["apart_us"] = round(timed(call, launches), 2)
+        kernels.FUSE_ROTATION = True
+        # What a graph of a larger bound pays for keys that nobody has.
+        record["loose_bound_us"] = round(timed(bench.call(case.rows, 4 * case.context), launches), 2)
+    record |= {"bits": bits, "errors": errors}
+    if len(tried) > 1:
+        record["tried"] = dict(sorted(figures.items(), key=lambda item: item[1]))
     return record
 
 
@@ -132,23 +271,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--model", choices=MODELS, help="only this model's shapes")
+    parser.add_argument("--tune", action="store_true", help="try plans")
+    parser.add_argument("--seconds", type=float, default=60, help="no further case is begun after this")
+    parser.add_argument(
+        "--extras", action="store_true", help="also rotation apart, and a bound of 4 contexts"
+    )
     options = parser.parse_args()
-    begin, records = time.perf_counter(), []
+    begin = time.monotonic()
+    cases = [case for case in CASES if options.model in (None, case.model)]
+    tried = {case: candidates(case) if options.tune else [case.plan()] for case in cases}
+    workers = max(1, min(14, (os.cpu_count() or 2) - 2))
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    for model in dict.fromkeys(case.model for case in cases):
+        for rows in (8, 1):
+            pool.submit(compile_one, Case(model, 1, rows, 1024), WALK, pdl=False)
+    jobs: dict[Case, dict[tuple[Plan, bool], Future[str]]] = {
+        case: {
+            (p, pdl): pool.submit(compile_one, case, p, pdl=pdl) for p in tried[case] for pdl in (False, True)
+        }
+        for case in cases
+    }
     with torch.no_grad():
-        for case in CASES:
-            if options.model in (None, case.model):
-                records.append(measure(case))
-                if not options.json:
-                    print(
-                        " ".join(
-                            f"{k} {v:.2f}" if isinstance(v, float) else f"{v}" for k, v in records[-1].items()
-                        )
-                    )
-    if options.json:
-        seconds = time.perf_counter() - begin
-        print(json.dumps({"device": torch.cuda.get_device_name(), "seconds": seconds, "attention": records}))
+        for case in cases:
+            if time.monotonic() - begin > options.seconds:
+                break
+            failed = {key: job.result() for key, job in jobs[case].items()}
+            try:
+                record = measure(case, tried[case], failed, extras=options.extras)
+            except Exception as error:  # noqa: BLE001 - the other cases are worth having
+                record = {**asdict(case), "error": f"{type(error).__name__}: {error}"[:500]}
+            print(json.dumps(record | {"seconds": round(time.monotonic() - begin, 1)}), flush=True)
+    pool.shutdown(wait=False, cancel_futures=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ On CUDA with marker gpu at real shapes, else through the interpreter in a child 
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,11 +44,13 @@ def close(actual, expected, dtype):
 def _small_tiles(monkeypatch):
     """The interpreter's time goes with the number of tiles."""
     if INTERPRETED:
-        use(
-            monkeypatch,
-            CHUNK=64,
-            _blocks=lambda dtype, head_dim: (16 if dtype == torch.float32 else 64, 32, 1),
-        )
+        from triton.language import constexpr
+
+        from eyas.kernels.triton import paged_attention_kernels, paged_attention_plan
+
+        monkeypatch.setattr(paged_attention_kernels, "BATCH", constexpr(4))
+        monkeypatch.setattr(paged_attention_plan, "CHUNK", 64)
+        monkeypatch.setattr(paged_attention_plan, "unit", lambda _: 32)
 
 
 def use(monkeypatch, **constants):
@@ -133,7 +136,7 @@ def test_a_row_decoded_alone_equals_the_row_verified_with_others(shape, dtype):
 @each_shape
 @pytest.mark.parametrize("window", [None, 100 // UNIT])
 @gpu
-def test_bits_do_not_depend_on_the_batch(shape, dtype, window, monkeypatch):
+def test_bits_do_not_depend_on_the_batch(shape, dtype, window):
     case = problem(shape, dtype, [600, 0, 255], 4)
     out = case.attend(case.chain(), window=window)[0]
     for request in range(3):
@@ -141,9 +144,47 @@ def test_bits_do_not_depend_on_the_batch(shape, dtype, window, monkeypatch):
         for bound in (case.before[request] + 4, 608) if request < 2 else (608,):
             got = alone.attend(alone.chain(), window=window, max_visible=bound)[0]
             assert torch.equal(got[0], out[request]), (request, bound)
-    for splits, folds in ((1, True), (3, True), (2, False)):
-        use(monkeypatch, LAST_FOLDS=folds, _num_splits=lambda tiles, chunks, device, n=splits: min(n, chunks))
-        assert torch.equal(case.attend(case.chain(), window=window)[0], out), (splits, folds)
+
+
+@each_dtype
+@each_shape
+@pytest.mark.parametrize("window", [None, 100 // UNIT])
+@gpu
+def test_bits_do_not_depend_on_the_plan(shape, dtype, window, monkeypatch):
+    """A program a unit, a chunk, several chunks or all; folded by the last one or by another kernel."""
+    from eyas.kernels.triton import paged_attention_plan as plans
+
+    case = problem(shape, dtype, [1100, 0, 255], 3)
+    ways = [
+        {"state": 0, "splits": 1},
+        *(
+            {"state": "unit", "last_folds": folds, "piece": piece}
+            for folds, piece in ((1, 4), (0, 2), (1, 16))
+        ),
+        *({"state": "chunk", "splits": n, "last_folds": folds} for n, folds in ((1, 0), (2, 1), (3, 0))),
+        {"state": 0, "splits": 1, "block_m": 32 if dtype == HALF else 16},
+    ]
+    if not INTERPRETED:
+        ways += [
+            {"state": "unit", "warps": 8, "last_folds": False},
+            {"state": "unit", "warps": 2, "last_folds": False},
+            {"state": "chunk", "splits": 2, "stages": 1, "warps": 8},
+            {"state": 0, "splits": 1, "stages": 1},
+            {"state": 0, "splits": 1, "stages": 4},
+        ]
+    choose, results = plans.choose, []
+    for way in ways:
+
+        def forced(*given, way=way):
+            keys = {"unit": plans.unit(dtype), "chunk": plans.CHUNK, 0: 0}[way["state"]]
+            most = max(-(-given[3] // keys), 1) if keys else 1
+            splits = most if way["state"] == "unit" else min(way["splits"], most)
+            return replace(choose(*given), **way | {"state": keys, "splits": splits})
+
+        monkeypatch.setattr(plans, "choose", forced)
+        results.append(case.attend(case.chain(), window=window)[0])
+        assert torch.equal(results[-1], results[0]), way
+    close(results[0], case.attend(case.chain(), "reference", window=window)[0], dtype)
 
 
 @each_dtype
@@ -180,7 +221,9 @@ def test_other_chunks_give_other_bits(shape, monkeypatch):
     """Equality above is no accident: the order of sums shows in the bits."""
     case = problem(shape, torch.float32, [600], 2)
     out = case.attend(case.chain())[0]
-    use(monkeypatch, CHUNK=128 // UNIT)
+    from eyas.kernels.triton import paged_attention_plan
+
+    monkeypatch.setattr(paged_attention_plan, "CHUNK", 128 // UNIT)
     other = case.attend(case.chain())[0]
     assert not torch.equal(other, out)
     close(other, out, torch.float32)
@@ -235,7 +278,11 @@ def test_a_tree_has_the_same_bits_in_any_batch(shape, rows):
 
 
 @gpu
-def test_counters_are_left_at_zero():
+def test_counters_are_left_at_zero(monkeypatch):
+    from eyas.kernels.triton import paged_attention_plan as plans
+
+    choose = plans.choose
+    monkeypatch.setattr(plans, "choose", lambda *given: replace(choose(*given), last_folds=True))
     case = problem(SHAPES[0], HALF, [600], 2)
     memo = {}
     first = case.attend(case.chain(), memo=memo)[0]

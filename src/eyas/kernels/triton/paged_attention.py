@@ -1,18 +1,22 @@
 """Paged attention that gives a row the same bits whatever else is in the batch.
 
 The rows of a request and the G query heads that share a KV head form the M side of the products: pair m is
-row m // G, head m % G of the group. Tiles have one shape for a dtype and head width, whatever the number of
-rows, so every row goes through the same instructions.
+row m // G, head m % G of the group.
 
-Keys are cut into chunks of CHUNK at multiples of CHUNK in KV index. A chunk gives every pair a softmax state
-(peak, total, acc); states are folded in the order of the chunks. A key that a row doesn't see weighs exactly
-0, and a chunk or tile without any is folded without changing a bit, so it doesn't matter who visits it:
+Keys are cut into units at multiples of the unit in KV index. A unit gives every pair a softmax state
+(peak, total, acc). The units of a chunk are summed in order, then the chunks. Peaks are rounded up to whole
+numbers in base 2, so that states meet through powers of two, and scaling by those is exact: it doesn't
+matter when a sum is scaled, only in which order it is summed. A key that a row doesn't see weighs exactly 0.
+So all these give equal bits (paged_attention_plan.py says which is taken when):
 
-    many tiles   one program walks all chunks of its tile and folds as it goes
-    few tiles    programs share a tile's chunks and leave states in memory; the last one to arrive folds them
+    few tiles       a program a unit; its state goes to memory, and all are folded from there
+    more tiles      a program sums one or several chunks, whose states are folded from memory
+    very many       one program walks all keys of its tile and keeps the sums
 
-Rounding is spelt out (fma, no contraction), so both ways, and rows of a chain verified together or decoded
-one by one, give equal bits. Trees put a row's own keys at other KV indices, so their sums differ in order.
+and rows of a chain verified together or decoded one by one do too. Products go through one instruction, 16
+rows high, for any number of rows. Trees put a row's own keys at other KV indices: their sums differ in order.
+
+(A number below 2^-126 of the peak is lost in one order and not in another; it is far below rounding.)
 
 Nothing is read back to the host, so that calls can stand in a CUDA graph; loop bounds come from `visible`,
 and `max_visible` only sizes grids and buffers.
@@ -27,15 +31,14 @@ from torch import Tensor
 
 from eyas.kernels.settings import settings
 from eyas.kernels.triton import paged_attention_kernels as kernels
+from eyas.kernels.triton import paged_attention_plan as plans
 from eyas.kernels.triton.kv_write import packed_heads
 from eyas.kernels.triton.rotary import rotate_and_cache
 
-CHUNK = 256
-"""Keys a chunk. A multiple of every tile's; other values give other bits."""
-LAST_FOLDS = True
-"""Whether the last program of a tile folds its states; otherwise a second kernel does. The same bits."""
 FUSE_ROTATION = True
 """Whether few rows are rotated and cached by the attention kernel itself. The same bits."""
+PREFETCH = True
+"""Whether, under programmatic dependent launch, keys are asked for while the kernel before still runs."""
 
 
 def paged_attention(
@@ -90,9 +93,8 @@ def rotated_attention(
     **attention: Any,
 ) -> Tensor:
     """See eyas.kernels.reference.paged_attention.rotated_attention; one kernel if a tile holds all rows."""
-    kv_heads, head_dim = key_cache.shape[2:]
-    pairs = attention["max_rows"] * (num_heads // kv_heads)
-    if FUSE_ROTATION and q_norm is None and pairs <= _blocks(qkv.dtype, head_dim)[0]:
+    if FUSE_ROTATION and q_norm is None and attention["max_rows"] <= plans.MOST_ROTATED:
+        head_dim = key_cache.shape[-1]
         rotation = (cos.contiguous(), sin.contiguous(), slots)
         queries = qkv.view(len(qkv), -1, head_dim)
         return _attend(queries, key_cache, value_cache, page_table, q_start, visible, rotation, **attention)
@@ -109,19 +111,6 @@ def rotated_attention(
         eps=eps,
     )
     return paged_attention(queries, key_cache, value_cache, page_table, q_start, visible, **attention)
-
-
-def _blocks(dtype: torch.dtype, head_dim: int) -> tuple[int, int, int]:
-    """(pairs, keys, stages) of a tile. Nothing else may decide them: they decide a row's bits."""
-    if dtype == torch.float32:
-        return 16, 32, 1
-    return 64, 64, 3 if head_dim <= 128 else 2
-
-
-def _num_splits(tiles: int, max_chunks: int, device: torch.device) -> int:
-    """Programs that share a tile; one, and no state is stored, where the tiles fill the device."""
-    units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
-    return 1 if tiles >= units else min(max_chunks, 4 * units // tiles)
 
 
 def _attend(
@@ -148,27 +137,33 @@ def _attend(
     requests, pairs = q_start.numel() - 1, max_rows * (heads // kv_heads)
     if out.numel() == 0 or pairs == 0:
         return out
-    block_m, block_n, stages = _blocks(queries.dtype, head_dim)
-    block_d = max(16, triton.next_power_of_2(head_dim))
     num_keys = page_table.shape[1] * page_size
     bound = min(max_visible + (63 if tree_bits is not None else 0), num_keys)
-    max_chunks = max(triton.cdiv(bound, CHUNK), 1)
-    tiles_each, kept = triton.cdiv(pairs, block_m), min(pairs, block_m)
+    plan = plans.choose(requests, kv_heads, pairs, bound, queries.dtype, head_dim, _processors(device))
+    state = plan.state or plans.CHUNK
+    max_states = max(triton.cdiv(bound, state), 1)
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    tiles_each, kept = triton.cdiv(pairs, plan.block_m), min(pairs, plan.block_m)
     tiles = requests * tiles_each * kv_heads
-    splits = _num_splits(tiles, max_chunks, device)
     acc = peak = total = arrivals = out
-    if splits > 1:
-        states = tiles * max_chunks * kept
+    split = plan.state > 0
+    if split:
+        states = tiles * max_states * kept
         acc = torch.empty(states * block_d, dtype=torch.float32, device=device)
         peak, total = torch.empty((2, states), dtype=torch.float32, device=device).unbind(0)
-        arrivals = _arrivals(tiles, device, {} if memo is None else memo)
+        if plan.last_folds:
+            arrivals = _arrivals(tiles, device, {} if memo is None else memo)
     cos, sin, slots = rotation or (out, out, visible)
-    shape = {"NUM_HEADS": heads, "NUM_KV_HEADS": kv_heads, "HEAD_DIM": head_dim, "CHUNK": CHUNK}
-    shape |= {"BLOCK_M": block_m, "BLOCK_D": block_d, "HAS_WINDOW": window is not None}
-    shape |= {"HAS_TREE": tree_bits is not None, "HAS_SINKS": sinks is not None}
+    shape = {"NUM_HEADS": heads, "NUM_KV_HEADS": kv_heads, "HEAD_DIM": head_dim, "CHUNK": plans.CHUNK}
+    shape |= {"STATE": state, "BLOCK_M": plan.block_m, "BLOCK_D": block_d, "PIECE": plan.piece}
+    shape |= {"HAS_WINDOW": window is not None, "HAS_TREE": tree_bits is not None}
+    # Every request has max_rows rows at most.
+    shape |= {"HAS_SINKS": sinks is not None, "UNIFORM": len(queries) == requests * max_rows}
     bits = tree_bits if tree_bits is not None else visible
     sinks = sinks if sinks is not None else out
-    kernels.attention_kernel[(kv_heads, tiles_each * splits, requests)](
+    launch: dict[str, Any] = {"PDL": settings.pdl, "enable_fp_fusion": False}
+    launch |= {"launch_pdl": True} if settings.pdl else {}
+    kernels.attention_kernel[(kv_heads, tiles_each * plan.splits, requests)](
         queries,
         key_cache,
         value_cache,
@@ -189,26 +184,27 @@ def _attend(
         queries.stride(0),
         page_table.stride(0),
         page_table.shape[1],
+        key_cache.shape[0],
         window or 0,
-        splits,
-        max_chunks,
+        max_rows,
+        plan.splits,
+        max_states,
         kept,
         **shape,
         PAGE_SIZE=page_size,
-        BLOCK_N=block_n,
+        BLOCK_N=plans.unit(queries.dtype),
         BLOCK_R=triton.next_power_of_2(max_rows) if rotation else 1,
         ROTATE=rotation is not None,
-        SPLIT=splits > 1,
-        LAST_FOLDS=LAST_FOLDS,
+        SPLIT=split,
+        LAST_FOLDS=plan.last_folds,
         EXACT=queries.dtype == torch.float32,
-        PDL=settings.pdl,
-        num_warps=4,
-        num_stages=stages,
-        enable_fp_fusion=False,
-        **({"launch_pdl": True} if settings.pdl else {}),
+        PREFETCH=PREFETCH and window is None,
+        num_warps=plan.warps,
+        num_stages=plan.stages,
+        **launch,
     )
-    if splits > 1 and not LAST_FOLDS:
-        pieces = block_m // kernels.PIECE.value
+    if split and not plan.last_folds:
+        pieces = plan.block_m // plan.piece
         kernels.fold_kernel[(kv_heads, tiles_each * pieces, requests)](
             out,
             q_start,
@@ -220,13 +216,19 @@ def _attend(
             total,
             num_keys,
             window or 0,
-            max_chunks,
+            max_rows,
+            max_states,
             kept,
             **shape,
-            num_warps=4,
-            enable_fp_fusion=False,
+            num_warps=2,
+            **launch,
         )
     return out
+
+
+def _processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU; of the interpreter, a few."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
 
 
 def _arrivals(tiles: int, device: torch.device, memo: dict[Any, Any]) -> Tensor:

@@ -1,6 +1,7 @@
 """The kernels of paged_attention.py; the idea is told there.
 
-Legend: M pairs (row, head of the KV head's group) of a tile, N keys of a tile, D head width, R rows.
+Legend: M pairs (row, head of the KV head's group) of a tile, N keys of a unit, D head width, R rows,
+STATE keys of a stored state (a unit or a chunk).
 """
 # ruff: noqa: ANN001, ANN201, ANN202, FBT003, SIM108 - arguments get their types at the launch
 
@@ -9,8 +10,10 @@ import triton.language as tl
 
 from eyas.kernels.triton.rotary import rotated
 
-PIECE = tl.constexpr(16)
-"""Pairs that are folded together from memory; small, so that many loads are under way."""
+NONE = tl.constexpr(-1e30)
+"""Peak of no keys at all: finite, so that no difference of peaks is NaN."""
+BATCH = tl.constexpr(16)
+"""States whose loads are under way together where they are folded from memory."""
 
 
 @triton.jit
@@ -26,18 +29,27 @@ def _popcount(bits):
 
 
 @triton.jit
-def _tile(
-    q_start_ptr, visible_ptr, tree_bits_ptr, request, tile, num_keys, window, GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr, CHUNK: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr,
-):  # fmt: skip
-    """What the pairs of a tile see.
+def _requests_rows(q_start_ptr, request, max_rows, UNIFORM: tl.constexpr):
+    """(first row, number of rows) of a request; known without a load where all have as many."""
+    if UNIFORM:
+        begin = request * max_rows
+        rows = max_rows
+    else:
+        begin = tl.load(q_start_ptr + request)
+        rows = tl.load(q_start_ptr + request + 1) - begin
+    return begin, rows
 
-    Returns (token int64 [M], pair [M], live [M], visible [M], tree bits [M], window's base [M], last, first
-    chunk, number of chunks): keys from the first chunk's on to `last` are seen by some pair.
+
+@triton.jit
+def _sight(
+    visible_ptr, tree_bits_ptr, begin, rows, pair, num_keys, window, GROUP: tl.constexpr,
+    STATE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr,
+):  # fmt: skip
+    """What the pairs [M] of a tile see.
+
+    Returns (live [M], visible [M], tree bits [M], window's base [M], last key, first state, end of states):
+    keys from the first state's on to `last` are seen by some pair.
     """
-    begin = tl.load(q_start_ptr + request)
-    rows = tl.load(q_start_ptr + request + 1) - begin
-    pair = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     row = pair // GROUP
     live = row < rows
     visible = tl.load(visible_ptr + begin + row, mask=live, other=0)
@@ -45,7 +57,7 @@ def _tile(
     sees = visible > 0
     low = visible
     last = tl.max(visible)
-    first_chunk = 0
+    first = 0
     if HAS_TREE:
         bits = tl.load(tree_bits_ptr + begin + row, mask=live, other=0)
         sees |= bits > 0
@@ -63,21 +75,33 @@ def _tile(
     last = tl.minimum(last, num_keys)
     if HAS_WINDOW:
         lowest = tl.min(tl.where(sees, visible, 2147483647))
-        first_chunk = tl.minimum(tl.maximum(lowest - window, 0), last) // CHUNK
-    num_chunks = (last + CHUNK - 1) // CHUNK - first_chunk
-    return (begin + row).to(tl.int64), pair, live, visible, bits, low, last, first_chunk, num_chunks
+        first = tl.minimum(tl.maximum(lowest - window, 0), last) // STATE
+    return live, visible, bits, low, last, first, (last + STATE - 1) // STATE
+
+
+@triton.jit
+def _shrink(less, more):
+    """2^(less - more) of whole numbers less <= more, made from bits: exactly a power of two, or 0."""
+    exponent = tl.maximum(less - more, -127.0).to(tl.int32)
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _fold(peak, total, acc, more_peak, more_total, more_acc):
-    """Softmax state of two sets of keys, in base 2. (-inf, 0, 0), a set of none, changes no bit."""
+    """Softmax state of two sets of keys. Factors are powers of two, so only the sum itself rounds."""
     top = tl.maximum(peak, more_peak)
-    base = tl.where(top == float("-inf"), 0.0, top)
-    shrink = tl.exp2(peak - base)
-    more_shrink = tl.exp2(more_peak - base)
+    shrink = _shrink(peak, top)
+    more_shrink = _shrink(more_peak, top)
     total = tl.fma(more_total, more_shrink, total * shrink)
     acc = tl.fma(more_acc, more_shrink[:, None], acc * shrink[:, None])
     return top, total, acc
+
+
+@triton.jit
+def _nothing(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """State of no keys."""
+    peak = tl.full([BLOCK_M], NONE, tl.float32)
+    return peak, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
 
 
 @triton.jit
@@ -88,8 +112,8 @@ def _store_out(
     """Divide by the sum of weights, a sink's included, and write the tile."""
     if HAS_SINKS:
         sink = tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
-        top = tl.maximum(peak, sink)
-        shrink = tl.exp2(peak - top)
+        top = tl.maximum(peak, tl.ceil(sink))
+        shrink = _shrink(peak, top)
         total = tl.fma(total, shrink, tl.exp2(sink - top))
         acc = acc * shrink[:, None]
     out = acc / tl.where(total > 0, total, 1.0)[:, None]
@@ -103,138 +127,259 @@ def _store_out(
 
 @triton.jit
 def _fold_stored(
-    out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, rows, kv_head, tile, piece, place, num_chunks,
-    max_chunks, kept_pairs, NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, HAS_SINKS: tl.constexpr,
+    out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, rows, kv_head, tile, pair, place, first, end,
+    max_states, kept_pairs, NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, PIECE: tl.constexpr, PER_CHUNK: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Fold the stored states of one piece of a tile, chunk by chunk, and write its rows of the result.
+    """Fold the stored states [first, end) of the pairs [PIECE] of a tile and write their rows of the result.
 
-    `place` int64 numbers the tiles; pair m of it and chunk c have state (place * max_chunks + c) * kept + m.
+    `place` int64 numbers the tiles; pair m of it and state s are at (place * max_states + s) * kept + m.
+    PER_CHUNK states are summed in order, and so are the sums: as one program that walks all keys does it.
     """
-    pair = piece * PIECE + tl.arange(0, PIECE)
     row = (tile * BLOCK_M + pair) // GROUP
     live = (pair < BLOCK_M) & (row < rows)
     d = tl.arange(0, BLOCK_D)
-    peak = tl.full([PIECE], float("-inf"), tl.float32)
+    lane = tl.arange(0, BATCH)
+    top = tl.full([PIECE], NONE, tl.float32)
+    begin_batch = first // BATCH
+    num_batches = (end + BATCH - 1) // BATCH
+    # .cg: from the cache that all programs share.
+    for batch in range(begin_batch, num_batches):
+        state = batch * BATCH + lane
+        at = (place * max_states + state)[None, :] * kept_pairs + pair[:, None]
+        mask = live[:, None] & ((state >= first) & (state < end))[None, :]
+        peaks = tl.load(peak_ptr + at, mask=mask, other=NONE, cache_modifier=".cg")
+        top = tl.maximum(top, tl.max(peaks, 1))
     total = tl.zeros([PIECE], tl.float32)
     acc = tl.zeros([PIECE, BLOCK_D], tl.float32)
-    for chunk in tl.range(0, num_chunks, num_stages=4):
-        at = (place * max_chunks + chunk) * kept_pairs + pair
-        # .cg: from the cache that all programs share.
-        more_peak = tl.load(peak_ptr + at, mask=live, other=float("-inf"), cache_modifier=".cg")
-        more_total = tl.load(total_ptr + at, mask=live, other=0.0, cache_modifier=".cg")
-        where = at[:, None] * BLOCK_D + d[None, :]
-        more_acc = tl.load(acc_ptr + where, mask=live[:, None], other=0.0, cache_modifier=".cg")
-        peak, total, acc = _fold(peak, total, acc, more_peak, more_total, more_acc)
+    part_total = total
+    part = acc
+    for batch in range(begin_batch, num_batches):
+        for i in tl.static_range(BATCH):
+            state = batch * BATCH + i
+            at = (place * max_states + state) * kept_pairs + pair
+            there = live & (state >= first) & (state < end)
+            peak = tl.load(peak_ptr + at, mask=there, other=NONE, cache_modifier=".cg")
+            more_total = tl.load(total_ptr + at, mask=there, other=0.0, cache_modifier=".cg")
+            where = at[:, None] * BLOCK_D + d[None, :]
+            more = tl.load(acc_ptr + where, mask=there[:, None], other=0.0, cache_modifier=".cg")
+            factor = _shrink(peak, top)
+            part_total = tl.fma(more_total, factor, part_total)
+            part = tl.fma(more, factor[:, None], part)
+            if (i + 1) % PER_CHUNK == 0:
+                total += part_total
+                acc += part
+                part_total = tl.zeros([PIECE], tl.float32)
+                part = tl.zeros([PIECE, BLOCK_D], tl.float32)
     head = kv_head * GROUP + (tile * BLOCK_M + pair) % GROUP
     _store_out(
-        out_ptr, sinks_ptr, (begin + row).to(tl.int64), head, live, peak, total, acc, NUM_HEADS, HEAD_DIM,
+        out_ptr, sinks_ptr, (begin + row).to(tl.int64), head, live, top, total, acc, NUM_HEADS, HEAD_DIM,
         BLOCK_D, HAS_SINKS,
     )  # fmt: skip
 
 
 @triton.jit
 def _cache_rows(
-    qkv_ptr, cos_ptr, sin_ptr, key_cache_ptr, value_cache_ptr, slots_ptr, visible_ptr, begin, rows,
-    kv_head, end, row_stride, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    qkv_ptr, cos_ptr, sin_ptr, key_cache_ptr, value_cache_ptr, slot, token, kv_head, row_stride,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Write a request's own rows of one KV head to the cache, if keys before `end` may be among them.
+    """Write the request's own rows token [R] of one KV head to the cache at slot [R].
 
-    A row's KV index is visible - 1, or visible and more in a tree. Every program that may read such a row
-    writes it: all write the same bits, and nobody has to wait for another one.
+    Every program that may read such a row writes it: all write the same bits, and nobody has to wait for
+    another one.
     """
-    row = tl.arange(0, BLOCK_R)
-    token = (begin + row).to(tl.int64)
-    slot = tl.load(slots_ptr + token, mask=row < rows, other=-1)
     cached = slot >= 0
-    visible = tl.load(visible_ptr + token, mask=cached, other=2147483647)
-    if end >= tl.min(visible):
-        d = tl.arange(0, BLOCK_D)
-        mask = cached[:, None] & (d < HEAD_DIM)[None, :]
-        where = token * row_stride + (NUM_HEADS + kv_head) * HEAD_DIM
-        key = rotated(
-            qkv_ptr, where, token, cached, cos_ptr, sin_ptr, cos_ptr, 0.0, False, HEAD_DIM, BLOCK_D,
-        )  # fmt: skip
-        where += NUM_KV_HEADS * HEAD_DIM
-        value = tl.load(qkv_ptr + where[:, None] + d[None, :], mask=mask, other=0.0)
-        goal = (slot * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
-        tl.store(key_cache_ptr + goal, key, mask=mask)
-        tl.store(value_cache_ptr + goal, value, mask=mask)
+    d = tl.arange(0, BLOCK_D)
+    mask = cached[:, None] & (d < HEAD_DIM)[None, :]
+    where = token * row_stride + (NUM_HEADS + kv_head) * HEAD_DIM
+    value_at = where + NUM_KV_HEADS * HEAD_DIM
+    value = tl.load(qkv_ptr + value_at[:, None] + d[None, :], mask=mask, other=0.0)
+    key = rotated(
+        qkv_ptr, where, token, cached, cos_ptr, sin_ptr, cos_ptr, 0.0, False, HEAD_DIM, BLOCK_D,
+    )  # fmt: skip
+    goal = (slot * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
+    tl.store(key_cache_ptr + goal, key, mask=mask)
+    tl.store(value_cache_ptr + goal, value, mask=mask)
     tl.debug_barrier()
 
 
 @triton.jit
-def _attend_tile(
-    peak, total, acc, start, query, key_cache_ptr, value_cache_ptr, pages_ptr, kv_head, visible, bits, low,
-    last, scale, window, PAGE_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr,
-    EXACT: tl.constexpr,
+def _pages(pages_ptr, start, last, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Pages [N] of the keys from `start` on."""
+    key_index = start + tl.arange(0, BLOCK_N)
+    return tl.load(pages_ptr + key_index // PAGE_SIZE, mask=key_index < last, other=0)
+
+
+@triton.jit
+def _keys_and_values(
+    key_cache_ptr, value_cache_ptr, page, kv_head, start, last, PAGE_SIZE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The state (peak, total, acc) of a chunk after the keys [start, start + BLOCK_N) of it."""
+    """Keys and values [N, D] of the unit that begins at key `start`; both loads are under way together."""
     d = tl.arange(0, BLOCK_D)
     key_index = start + tl.arange(0, BLOCK_N)
-    inside = key_index < last
-    page = tl.load(pages_ptr + key_index // PAGE_SIZE, mask=inside, other=0)
     slot = page.to(tl.int64) * PAGE_SIZE + key_index % PAGE_SIZE
-    key_at = (slot * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
-    mask = inside[:, None] & (d < HEAD_DIM)[None, :]
-    key = tl.load(key_cache_ptr + key_at, mask=mask, other=0.0)
+    at = (slot * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
+    mask = (key_index < last)[:, None] & (d < HEAD_DIM)[None, :]
+    key = tl.load(key_cache_ptr + at, mask=mask, other=0.0)
+    value = tl.load(value_cache_ptr + at, mask=mask, other=0.0)
+    return key, value
+
+
+@triton.jit
+def _unit(
+    query, key, value, start, visible, bits, low, last, scale, window, BLOCK_N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """The state (peak, total, acc) of the keys [start, start + N).
+
+    The peak is a whole number, so that folding multiplies by powers of two. The sum of weights is a product
+    with ones: it adds in the order of the tensor core, whatever the tile's shape.
+    """
+    key_index = start + tl.arange(0, BLOCK_N)
     allowed = key_index[None, :] < visible[:, None]
     if HAS_WINDOW:
         allowed &= key_index[None, :] >= low[:, None] - window
     if HAS_TREE:
         own = key_index[None, :] - visible[:, None]
         bit = (bits[:, None] >> tl.minimum(tl.maximum(own, 0), 62).to(tl.int64)) & 1
-        allowed |= (own >= 0) & (own < 63) & (bit == 1) & inside[None, :]
+        allowed |= (own >= 0) & (own < 63) & (bit == 1) & (key_index < last)[None, :]
     if EXACT:
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
     else:
         scores = tl.dot(query, tl.trans(key))
-    scores = tl.where(allowed, scores * scale, float("-inf"))
-    top = tl.maximum(peak, tl.max(scores, 1))
-    # A row that has seen nothing yet keeps weights of zero instead of exp2(-inf + inf).
-    base = tl.where(top == float("-inf"), 0.0, top)
-    weights = tl.exp2(scores - base[:, None])
-    shrink = tl.exp2(peak - base)
-    value = tl.load(value_cache_ptr + key_at, mask=mask, other=0.0)
+    scores = tl.where(allowed, scores, float("-inf"))
+    peak = tl.maximum(tl.ceil(tl.max(scores, 1) * scale), NONE)
+    weights = tl.exp2(tl.fma(scores, scale, -peak[:, None])).to(value.dtype)
+    ones = tl.full([BLOCK_N, 16], 1.0, value.dtype)
     if EXACT:
-        update = tl.dot(weights, value.to(tl.float32), input_precision="ieee")
+        acc = tl.dot(weights, value, input_precision="ieee")
+        total = tl.max(tl.dot(weights, ones, input_precision="ieee"), 1)
     else:
-        update = tl.dot(weights.to(value.dtype), value)
-    return top, tl.fma(total, shrink, tl.sum(weights, 1)), tl.fma(acc, shrink[:, None], update)
+        acc = tl.dot(weights, value)
+        total = tl.max(tl.dot(weights, ones), 1)
+    return peak, total, acc
 
 
 @triton.jit
+def _prefetch(
+    key_cache_ptr, value_cache_ptr, pages_ptr, kv_head, start, num_keys, num_cache_pages,
+    PAGE_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
+):  # fmt: skip
+    """Ask L2 for the keys and values of a state before the kernel that comes before has ended.
+
+    The table may be about to change: pages are read past L1, clamped, and used for nothing else.
+    """
+    LINES: tl.constexpr = (HEAD_DIM + 63) // 64
+    key_index = start + tl.arange(0, STATE)
+    page = tl.load(
+        pages_ptr + key_index // PAGE_SIZE, mask=key_index < num_keys, other=0, cache_modifier=".cg"
+    )
+    page = tl.minimum(tl.maximum(page, 0), num_cache_pages - 1)
+    slot = page.to(tl.int64) * PAGE_SIZE + key_index % PAGE_SIZE
+    at = (slot * NUM_KV_HEADS + kv_head) * HEAD_DIM
+    for line in tl.static_range(LINES):
+        for side in tl.static_range(2):
+            address = (value_cache_ptr if side else key_cache_ptr) + at + line * 64
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+                "=r,l",
+                [address.to(tl.int64, bitcast=True)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+
+
+@triton.jit
+def _store_state(
+    acc_ptr, peak_ptr, total_ptr, at, live, several, peak, total, acc, BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Store a state for the fold; a tile's only state is the whole and stays where it is."""
+    if several:
+        goal = at + tl.arange(0, BLOCK_M)
+        tl.store(peak_ptr + goal, peak, mask=live)
+        tl.store(total_ptr + goal, total, mask=live)
+        goal = goal[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
+        tl.store(acc_ptr + goal, acc, mask=live[:, None])
+
+
+# Whether these are multiples of 16 changes nothing, and shall not cost a compilation.
+_VARIED = ["page_stride", "num_pages", "num_cache_pages", "window", "max_rows", "splits"]
+_VARIED_STATES = ["max_states", "kept_pairs"]
+
+
+@triton.jit(do_not_specialize=_VARIED + _VARIED_STATES)
 def attention_kernel(
     query_ptr, key_cache_ptr, value_cache_ptr, out_ptr, page_table_ptr, q_start_ptr, visible_ptr,
     tree_bits_ptr, sinks_ptr, slots_ptr, cos_ptr, sin_ptr, acc_ptr, peak_ptr, total_ptr, arrivals_ptr,
-    scale, query_stride, page_stride, num_pages, window, splits, max_chunks, kept_pairs,
-    PAGE_SIZE: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_R: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr, HAS_SINKS: tl.constexpr,
-    ROTATE: tl.constexpr, SPLIT: tl.constexpr, LAST_FOLDS: tl.constexpr, EXACT: tl.constexpr,
-    PDL: tl.constexpr,
+    scale, query_stride, page_stride, num_pages, num_cache_pages, window, max_rows, splits, max_states,
+    kept_pairs, PAGE_SIZE: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_TREE: tl.constexpr, HAS_SINKS: tl.constexpr, UNIFORM: tl.constexpr, ROTATE: tl.constexpr,
+    SPLIT: tl.constexpr, LAST_FOLDS: tl.constexpr, PIECE: tl.constexpr, EXACT: tl.constexpr,
+    PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """One program: a KV head, a tile of a request's pairs, and its chunks split, split + splits, ..."""
-    if PDL:
-        # The next kernel may fetch its weights while this one runs.
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    """One program: a KV head, a tile of a request's pairs, and its states split, split + splits, ...
+
+    Loads that don't need each other are asked for side by side: a program of few keys costs two waits for
+    memory, one for pages and limits, one for keys, values and queries. A program of one unit has no other
+    state: `splits` is then the number of states.
+    """
     kv_head = tl.program_id(0)
     tile = tl.program_id(1) // splits
     split = tl.program_id(1) % splits
     request = tl.program_id(2)
+    pages_ptr = page_table_ptr + request.to(tl.int64) * page_stride
+    num_keys = num_pages * PAGE_SIZE
+    if PDL:
+        # The next kernel may fetch its weights while this one runs.
+        tl.extra.cuda.gdc_launch_dependents()
+        if PREFETCH:
+            _prefetch(
+                key_cache_ptr, value_cache_ptr, pages_ptr, kv_head, split * STATE, num_keys, num_cache_pages,
+                PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, STATE,
+            )  # fmt: skip
+        tl.extra.cuda.gdc_wait()
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
-    begin = tl.load(q_start_ptr + request)
-    rows = tl.load(q_start_ptr + request + 1) - begin
-    token, pair, live, visible, bits, low, last, first_chunk, num_chunks = _tile(
-        q_start_ptr, visible_ptr, tree_bits_ptr, request, tile, num_pages * PAGE_SIZE, window, GROUP,
-        BLOCK_M, CHUNK, HAS_WINDOW, HAS_TREE,
+    begin, rows = _requests_rows(q_start_ptr, request, max_rows, UNIFORM)
+    pair = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    token = (begin + pair // GROUP).to(tl.int64)
+    if SPLIT and not HAS_WINDOW:
+        # Asked for beside the limits; masked by what is certain.
+        page = _pages(pages_ptr, split * STATE, num_keys, PAGE_SIZE, BLOCK_N)
+    if ROTATE:
+        own = tl.arange(0, BLOCK_R)
+        own_token = (begin + own).to(tl.int64)
+        own_slot = tl.load(slots_ptr + own_token, mask=own < rows, other=-1)
+        own_visible = tl.load(visible_ptr + own_token, mask=own < rows, other=2147483647)
+        lowest_own = tl.min(tl.where(own_slot >= 0, own_visible, 2147483647))
+    live, visible, bits, low, last, first, end = _sight(
+        visible_ptr, tree_bits_ptr, begin, rows, pair, num_keys, window, GROUP, STATE, HAS_WINDOW, HAS_TREE,
     )  # fmt: skip
-    workers = tl.maximum(tl.minimum(splits, num_chunks), 1)
+    workers = tl.maximum(tl.minimum(splits, end - first), 1)
     if (split >= workers) | (tile * BLOCK_M >= rows * GROUP):
         return
+    if ROTATE:
+        newest = first + split + tl.maximum(end - first - 1 - split, 0) // splits * splits
+        # A row's KV index is visible - 1, or visible and more in a tree.
+        if (newest + 1) * STATE >= lowest_own:
+            _cache_rows(
+                query_ptr, cos_ptr, sin_ptr, key_cache_ptr, value_cache_ptr, own_slot, own_token, kv_head,
+                query_stride, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_D,
+            )  # fmt: skip
+    at = (first + split) * STATE
+    if not (SPLIT and not HAS_WINDOW):
+        page = _pages(pages_ptr, at, last, PAGE_SIZE, BLOCK_N)
+    if SPLIT and STATE == BLOCK_N:
+        # Asked for before the queries are rotated.
+        key, value = _keys_and_values(
+            key_cache_ptr, value_cache_ptr, page, kv_head, at, last, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM,
+            BLOCK_N, BLOCK_D,
+        )  # fmt: skip
     head = kv_head * GROUP + pair % GROUP
     d = tl.arange(0, BLOCK_D)
     where = token * query_stride + head * HEAD_DIM
@@ -242,39 +387,43 @@ def attention_kernel(
         query = rotated(
             query_ptr, where, token, live, cos_ptr, sin_ptr, cos_ptr, 0.0, False, HEAD_DIM, BLOCK_D,
         )  # fmt: skip
-        newest = split + tl.maximum(num_chunks - 1 - split, 0) // splits * splits
-        _cache_rows(
-            query_ptr, cos_ptr, sin_ptr, key_cache_ptr, value_cache_ptr, slots_ptr, visible_ptr, begin,
-            rows, kv_head, (first_chunk + newest + 1) * CHUNK, query_stride, NUM_HEADS, NUM_KV_HEADS,
-            HEAD_DIM, BLOCK_R, BLOCK_D,
-        )  # fmt: skip
     else:
         mask = live[:, None] & (d < HEAD_DIM)[None, :]
         query = tl.load(query_ptr + where[:, None] + d[None, :], mask=mask, other=0.0)
-    pages_ptr = page_table_ptr + request * page_stride
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    peak, total, acc = _nothing(BLOCK_M, BLOCK_D)
     if SPLIT:
         place = ((request * (tl.num_programs(1) // splits) + tile) * NUM_KV_HEADS + kv_head).to(tl.int64)
-        for chunk in range(split, num_chunks, splits):
-            start = (first_chunk + chunk) * CHUNK
-            peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-            total = tl.zeros([BLOCK_M], tl.float32)
-            acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-            for at in range(start, tl.minimum(start + CHUNK, last), BLOCK_N):
-                peak, total, acc = _attend_tile(
-                    peak, total, acc, at, query, key_cache_ptr, value_cache_ptr, pages_ptr, kv_head, visible,
-                    bits, low, last, scale, window, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D,
-                    HAS_WINDOW, HAS_TREE, EXACT,
+        if STATE == BLOCK_N:
+            peak, total, acc = _unit(
+                query, key, value, at, visible, bits, low, last, scale, window, BLOCK_N, HAS_WINDOW, HAS_TREE,
+                EXACT,
+            )  # fmt: skip
+            _store_state(
+                acc_ptr, peak_ptr, total_ptr, (place * max_states + first + split) * kept_pairs, live,
+                end - first > 1, peak, total, acc, BLOCK_M, BLOCK_D,
+            )  # fmt: skip
+        else:
+            for state in range(first + split, end, splits):
+                at = state * STATE
+                peak, total, acc = _nothing(BLOCK_M, BLOCK_D)
+                for start in range(at, tl.minimum(at + STATE, last), BLOCK_N):
+                    key, value = _keys_and_values(
+                        key_cache_ptr, value_cache_ptr, page, kv_head, start, last, PAGE_SIZE, NUM_KV_HEADS,
+                        HEAD_DIM, BLOCK_N, BLOCK_D,
+                    )  # fmt: skip
+                    # Of the next unit: of this program's next state after the last one of this.
+                    skip = tl.where(start + BLOCK_N == at + STATE, (splits - 1) * STATE, 0)
+                    page = _pages(pages_ptr, start + BLOCK_N + skip, last, PAGE_SIZE, BLOCK_N)
+                    more_peak, more_total, more = _unit(
+                        query, key, value, start, visible, bits, low, last, scale, window, BLOCK_N,
+                        HAS_WINDOW, HAS_TREE, EXACT,
+                    )  # fmt: skip
+                    peak, total, acc = _fold(peak, total, acc, more_peak, more_total, more)
+                _store_state(
+                    acc_ptr, peak_ptr, total_ptr, (place * max_states + state) * kept_pairs, live,
+                    end - first > 1, peak, total, acc, BLOCK_M, BLOCK_D,
                 )  # fmt: skip
-            # A tile's only chunk is the whole and stays where it is.
-            if num_chunks > 1:
-                goal = (place * max_chunks + chunk) * kept_pairs + tl.arange(0, BLOCK_M)
-                tl.store(peak_ptr + goal, peak, mask=live)
-                tl.store(total_ptr + goal, total, mask=live)
-                tl.store(acc_ptr + goal[:, None] * BLOCK_D + d[None, :], acc, mask=live[:, None])
-        if LAST_FOLDS and num_chunks > 1:
+        if LAST_FOLDS and end - first > 1:
             # All threads have stored before one of them counts; who counts last sees all of it.
             tl.debug_barrier()
             arrived = tl.atomic_add(arrivals_ptr + place, 1, sem="acq_rel", scope="gpu")
@@ -283,53 +432,58 @@ def attention_kernel(
                 pairs = tl.minimum(rows * GROUP - tile * BLOCK_M, BLOCK_M)
                 for piece in range((pairs + PIECE - 1) // PIECE):
                     _fold_stored(
-                        out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, rows, kv_head, tile, piece,
-                        place, num_chunks, max_chunks, kept_pairs, NUM_HEADS, GROUP, HEAD_DIM, BLOCK_M,
-                        BLOCK_D, HAS_SINKS,
+                        out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, rows, kv_head, tile,
+                        piece * PIECE + tl.arange(0, PIECE), place, first, end, max_states, kept_pairs,
+                        NUM_HEADS, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D, PIECE, CHUNK // STATE, HAS_SINKS,
                     )  # fmt: skip
     else:
-        whole_peak, whole_total, whole_acc = peak, total, acc
-        for at in range(first_chunk * CHUNK, last, BLOCK_N):
-            peak, total, acc = _attend_tile(
-                peak, total, acc, at, query, key_cache_ptr, value_cache_ptr, pages_ptr, kv_head, visible,
-                bits, low, last, scale, window, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N, BLOCK_D,
-                HAS_WINDOW, HAS_TREE, EXACT,
+        whole_peak, whole_total, whole = peak, total, acc
+        for start in range(at, last, BLOCK_N):
+            key, value = _keys_and_values(
+                key_cache_ptr, value_cache_ptr, page, kv_head, start, last, PAGE_SIZE, NUM_KV_HEADS,
+                HEAD_DIM, BLOCK_N, BLOCK_D,
             )  # fmt: skip
-            if (at + BLOCK_N) % CHUNK == 0:
-                whole_peak, whole_total, whole_acc = _fold(
-                    whole_peak, whole_total, whole_acc, peak, total, acc
-                )
-                peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-                total = tl.zeros([BLOCK_M], tl.float32)
-                acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        peak, total, acc = _fold(whole_peak, whole_total, whole_acc, peak, total, acc)
-    if (not SPLIT) or num_chunks <= 1:
+            page = _pages(pages_ptr, start + BLOCK_N, last, PAGE_SIZE, BLOCK_N)
+            more_peak, more_total, more = _unit(
+                query, key, value, start, visible, bits, low, last, scale, window, BLOCK_N, HAS_WINDOW,
+                HAS_TREE, EXACT,
+            )  # fmt: skip
+            peak, total, acc = _fold(peak, total, acc, more_peak, more_total, more)
+            if (start + BLOCK_N) % CHUNK == 0:
+                whole_peak, whole_total, whole = _fold(whole_peak, whole_total, whole, peak, total, acc)
+                peak, total, acc = _nothing(BLOCK_M, BLOCK_D)
+        peak, total, acc = _fold(whole_peak, whole_total, whole, peak, total, acc)
+    if (not SPLIT) or end - first <= 1:
         _store_out(
             out_ptr, sinks_ptr, token, head, live, peak, total, acc, NUM_HEADS, HEAD_DIM, BLOCK_D, HAS_SINKS,
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_keys", "window", "max_rows", *_VARIED_STATES])
 def fold_kernel(
     out_ptr, q_start_ptr, visible_ptr, tree_bits_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, num_keys,
-    window, max_chunks, kept_pairs, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr, HAS_SINKS: tl.constexpr,
+    window, max_rows, max_states, kept_pairs, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr, PIECE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr,
+    HAS_SINKS: tl.constexpr, UNIFORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The second pass where the last program doesn't fold; tiles of one chunk are written already."""
+    """The second pass where the last program doesn't fold; tiles of one state are written already."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     PIECES: tl.constexpr = BLOCK_M // PIECE
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     kv_head, tile, request = tl.program_id(0), tl.program_id(1) // PIECES, tl.program_id(2)
-    begin = tl.load(q_start_ptr + request)
-    rows = tl.load(q_start_ptr + request + 1) - begin
-    _, _, _, _, _, _, _, _, num_chunks = _tile(
-        q_start_ptr, visible_ptr, tree_bits_ptr, request, tile, num_keys, window, GROUP, BLOCK_M, CHUNK,
-        HAS_WINDOW, HAS_TREE,
+    begin, rows = _requests_rows(q_start_ptr, request, max_rows, UNIFORM)
+    _, _, _, _, _, first, end = _sight(
+        visible_ptr, tree_bits_ptr, begin, rows, tile * BLOCK_M + tl.arange(0, BLOCK_M), num_keys, window,
+        GROUP, STATE, HAS_WINDOW, HAS_TREE,
     )  # fmt: skip
-    if num_chunks > 1:
+    piece = tl.program_id(1) % PIECES
+    if (end - first > 1) & ((tile * BLOCK_M + piece * PIECE) < rows * GROUP):
         place = ((request * (tl.num_programs(1) // PIECES) + tile) * NUM_KV_HEADS + kv_head).to(tl.int64)
         _fold_stored(
             out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, rows, kv_head, tile,
-            tl.program_id(1) % PIECES, place, num_chunks, max_chunks, kept_pairs, NUM_HEADS, GROUP,
-            HEAD_DIM, BLOCK_M, BLOCK_D, HAS_SINKS,
+            piece * PIECE + tl.arange(0, PIECE), place, first, end, max_states, kept_pairs, NUM_HEADS, GROUP,
+            HEAD_DIM, BLOCK_M, BLOCK_D, PIECE, CHUNK // STATE, HAS_SINKS,
         )  # fmt: skip

@@ -1,0 +1,56 @@
+"""How paged attention is cut up. `unit` and CHUNK decide a row's bits; nothing of a Plan does."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+CHUNK = 256
+"""Keys whose states are summed before they join the others; a multiple of every unit."""
+MOST_ROTATED = 16
+"""Rows of a request up to which attention rotates and caches them itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Shape of one launch. Every plan gives the same bits."""
+
+    block_m: int
+    """Pairs of a tile. Below 64, so that all tiles go through the same instruction, which is 16 rows high."""
+    state: int
+    """Keys of a stored state: a unit (a program has just one), a chunk, or 0 (no state, a program walks)."""
+    splits: int
+    """Programs that share a tile's states."""
+    warps: int
+    stages: int
+    """Units whose loads are under way at the same time, where a program has several."""
+    last_folds: bool
+    """Whether the last program of a tile folds its states; otherwise a second kernel does."""
+    piece: int
+    """Pairs that are folded together from memory."""
+
+
+def unit(dtype: torch.dtype) -> int:
+    """Keys of a unit: those of one tile in registers."""
+    return 32 if dtype == torch.float32 else 64
+
+
+def choose(
+    requests: int, kv_heads: int, pairs: int, bound: int, dtype: torch.dtype, head_dim: int, processors: int
+) -> Plan:
+    """Plan for `pairs` (row, head of a group) of each request and at most `bound` keys.
+
+    Few tiles: a program a unit, so that all keys are on their way at once. More: a program a chunk, or a
+    few chunks. As many as fill the device: each walks alone and stores no state.
+    """
+    keys = unit(dtype)
+    block_m = 16 if pairs <= 16 or dtype == torch.float32 else 32
+    tiles = requests * kv_heads * triton.cdiv(pairs, block_m)
+    piece = 2 if head_dim > 64 else 4
+    units, chunks = max(triton.cdiv(bound, keys), 1), max(triton.cdiv(bound, CHUNK), 1)
+    if tiles * units <= 8 * processors:
+        return Plan(block_m, keys, units, 4, 1, pairs <= piece, piece)
+    if tiles >= 3 * processors or chunks == 1:
+        return Plan(block_m, 0, 1, 4, 3 if head_dim <= 128 else 2, last_folds=True, piece=piece)
+    splits = min(chunks, max(4 * processors // tiles, 1))
+    return Plan(block_m, CHUNK, splits, 4, 3 if head_dim <= 128 else 2, last_folds=False, piece=piece)
