@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -239,3 +240,48 @@ def test_kernels_in_the_interpreter():
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
+
+
+@pytest.mark.gpu
+def test_torch_compile_keeps_the_operator():
+    """Traced whole, forward and backward, with the same results."""
+    from eyas.kernels.triton import slot_attention as kernels
+
+    _, stairs = problem([9, 5], 16, 3)
+    stairs = type(stairs)(*(x.to(DEVICE) for x in stairs))
+    inputs = tensors(stairs, 16, 2, 1, 16, torch.float32, device=DEVICE)
+    backend = "aot_eager" if INTERPRETED else "inductor"
+    compiled = torch.compile(kernels.stairs_attention, fullgraph=True, backend=backend)
+    expected, actual = (gradients(function, inputs, stairs) for function in (stairs_attention, compiled))
+    for mine, other in zip((*actual[:2], *actual[2]), (*expected[:2], *expected[2]), strict=True):
+        torch.testing.assert_close(mine, other, **tolerance(torch.float32))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="shapes of real heads")
+@pytest.mark.parametrize("heads", [(32, 8, 128), (9, 3, 64)], ids=str)
+@pytest.mark.gpu
+def test_bfloat16_gradients_at_real_shapes(heads):
+    """Direction and length of every gradient against float32, over 2,000 rows in three documents."""
+    from eyas.kernels.triton import slot_attention as kernels
+
+    _, stairs = problem([1200, 300, 490], 2000, 7)
+    stairs = type(stairs)(*(x.to(DEVICE) for x in stairs))
+    half = tensors(stairs, 2000, *heads, torch.bfloat16, device=DEVICE)
+    wide = [x.detach().float().requires_grad_() for x in half]
+    scale = heads[2] ** -0.5
+    actual = gradients(kernels.stairs_attention, half, stairs, scale)
+    expected = gradients(stairs_attention, wide, stairs, scale)
+    for mine, other in zip((actual[0], *actual[2]), (expected[0], *expected[2]), strict=True):
+        a, b = mine.float().flatten(), other.flatten()
+        assert float(a @ b / (a.norm() * b.norm())) > 0.999
+        assert 0.99 < float(a.norm() / b.norm()) < 1.01
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_hopper():
+    """To PTX, without a device: heads of 128 and 64, groups of 4 and 3."""
+    pytest.importorskip("triton")
+    script = Path(__file__).with_name("compile_stairs.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("wgmma") == 8

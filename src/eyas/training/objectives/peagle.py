@@ -90,7 +90,9 @@ class PEagleObjective:
         if slots.stairs is not None:
             return self.forward_part(model, rows.tokens, features, positions, slots.stairs)[0]
         context = ChainContext(slots.anchors, slots.segments, n, slots.blocks)
-        normed, _ = model(*_inputs(model, rows.tokens, features, slots.anchors.shape[1]), positions, context)
+        normed, _ = model(
+            *mask_inputs(model, rows.tokens, features, slots.anchors.shape[1]), positions, context
+        )
         out: Tensor = normed
         return out
 
@@ -110,7 +112,7 @@ class PEagleObjective:
         slots, rows first. past and row_index [r]: see StaircaseContext.
         """
         context = StaircaseContext(stairs, tokens.shape[1], past, row_index)
-        normed, _ = model(*_inputs(model, tokens, features, positions.shape[1]), positions, context)
+        normed, _ = model(*mask_inputs(model, tokens, features, positions.shape[1]), positions, context)
         return normed, context.made
 
     def bound(self, num_supervised: list[int]) -> int:
@@ -118,7 +120,7 @@ class PEagleObjective:
         return sum(count + sum(self.capacities(count, row_length=count)) for count in num_supervised if count)
 
 
-def _inputs(
+def mask_inputs(
     model: Eagle3Model, tokens: Tensor, features: Tensor | None, num_slots: int
 ) -> tuple[Tensor, Tensor]:
     """Embeddings and hidden states [B, m, D]: those of r rows, then the mask's for the other slots."""
