@@ -170,11 +170,11 @@ def tolerance(dtype):
 
 
 KERNEL_CASES = {
-    "packed": ([7, 1, 19, 2], 37, 5, None, (4, 2, 64), torch.float32),
-    "long tile": ([45], 47, 7, None, (4, 1, 16), torch.float32),
+    "packed": ([7, 1, 19, 2], 37, 5, None, (2, 1, 64), torch.float32),
+    "long tile": ([35], 37, 7, None, (4, 1, 16), torch.float32),
     "group of three": ([20, 9], 33, 4, None, (3, 1, 24), torch.float32),
-    "one head each, wide": ([17, 11], 31, 3, None, (2, 2, 128), torch.float32),
-    "half": ([40], 41, 4, None, (4, 2, 64), HALF),
+    "one head each, wide": ([17, 11], 31, 3, None, (1, 1, 128), torch.float32),
+    "half": ([30], 31, 4, None, (2, 1, 64), HALF),
     "only rows": ([12, 25], 40, 0, None, (2, 1, 16), torch.float32),
     "only rollouts": ([23, 20], 45, 6, (0, 0), (2, 1, 16), torch.float32),
     "later rows": ([33, 20], 55, 0, (20, 55), (2, 1, 16), torch.float32),

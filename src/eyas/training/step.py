@@ -21,7 +21,7 @@ from eyas.training.losses import Reach, compact, slot_loss
 from eyas.training.losses_chunk import chunk_loss
 from eyas.training.objectives.base import Objective
 from eyas.training.objectives.peagle import PEagleObjective
-from eyas.training.peagle.partition import Partition, train_parts
+from eyas.training.peagle.partition import Partition, draft_parts, train_parts
 from eyas.training.rows import DraftRows, draft_rows, shift_features, teacher_rows
 from eyas.training.slots import Slots, guess_index, previous_tokens
 from eyas.training.timing import Clock
@@ -121,6 +121,22 @@ class TrainStep:
                 features = features.to(self.model.fc.weight.dtype)
             normed, made = self.objective.forward_part(self.model, tokens, features, *rest)
         return normed if self.autocast is None else normed.to(self.autocast), made
+
+    def draft(self, prepared: Prepared, captured: Captured) -> Tensor:
+        """Normed [B, M, D] of all slots without gradients, uncompiled; rollouts in parts where steps are."""
+        rows, slots = prepared.rows, prepared.slots
+        with torch.no_grad():
+            if self.partition.num_parts == 1:
+                return self._draft(prepared.batch, rows, captured.features, slots)
+            num_depths = self.objective.num_depths
+            return draft_parts(
+                self.partition,
+                rows,
+                captured.features,
+                slots,
+                num_depths=num_depths,
+                forward=self._draft_part,
+            )
 
     def output(self, normed: Tensor, rows: DraftRows, slots: Slots) -> tuple[Tensor, Tensor]:
         """The lm_head's input [B, M, D] and weight, or both with the columns of a Markov correction."""

@@ -9,9 +9,9 @@ from eyas.data.loader import Batch, slice_rows
 from eyas.training.capture import capture
 from eyas.training.metrics import AcceptanceCount, on_grid
 from eyas.training.parallel import World
-from eyas.training.rows import draft_rows, shift_features, teacher_rows
+from eyas.training.rows import draft_rows, teacher_rows
 from eyas.training.slots import guess_index
-from eyas.training.step import TrainStep
+from eyas.training.step import Prepared, TrainStep
 
 
 @torch.no_grad()
@@ -33,9 +33,8 @@ def _measure_batch(step: TrainStep, vocab_map: VocabMap, batch: Batch, count: Ac
     rows = draft_rows(batch)
     slots = objective.all_slots(rows)
     captured = capture(target.decoder, batch, model.config.aux_layers)
+    normed = step.draft(Prepared(batch, rows, slots, slots.anchors.numel()), captured)
     with step.autocasting():
-        shifted = shift_features(batch, captured.features.to(model.fc.weight.dtype))
-        normed = objective.forward(model, rows, shifted, slots)
         normed, head_weight = step.output(normed, rows, slots)
     choices = teacher_rows(captured.choices)
     n, depths = rows.tokens.shape[1], slots.depths.expand_as(slots.anchors)

@@ -10,6 +10,7 @@ from eyas.training.config import LossSection
 from eyas.training.peagle.partition import Partition
 from eyas.training.step import chunk_sizes
 from eyas.training.trainer import Trainer
+from eyas.training.validate import measure
 from tiny import tiny_target
 
 
@@ -71,3 +72,15 @@ def test_chunks_are_even_and_hold_all(bound, largest):
     assert size % chunk == 0
     assert bound <= size
     assert size - bound <= 64 * (size // chunk) or size == chunk
+
+
+def test_validation_in_parts_counts_the_same(world, tmp_path):
+    target, store = world
+    trainer = Trainer(recipe(tmp_path, "peagle"), target, store)
+    step, found = trainer.step, []
+    for partition in (Partition(), Partition(4)):
+        step.objective.staircase, step.partition = True, partition
+        count = measure(step, trainer.vocab_map, trainer.validation, batch_rows=2)
+        found.append((count.reached, count.right))
+    assert found[0] == found[1]
+    assert sum(found[0][0]) > 50

@@ -49,6 +49,8 @@ class Part(NamedTuple):
     end: int
     slots: Slots
     """Those of the part, rows first; supervised only where the part takes the loss."""
+    places: Tensor
+    """Their places among all slots, int64 [B, m]; the number of all slots where a place is empty."""
 
 
 PartForward = Callable[..., tuple[Tensor, list[KeysValues]]]
@@ -82,9 +84,8 @@ def take(
     place = place.clamp(max=slots.anchors.shape[1] - n - 1)
     index = torch.cat((row, n + place), 1)
     owned = torch.cat((row >= owned_from, inside), 1)
-    segments = torch.where(
-        torch.cat((torch.ones_like(row, dtype=torch.bool), inside), 1), slots.segments.gather(1, index), -1
-    )
+    there = torch.cat((torch.ones_like(row, dtype=torch.bool), inside), 1)
+    segments = torch.where(there, slots.segments.gather(1, index), -1)
     stairs = slots.stairs
     # What is not of this part stands at its end, and sees nothing: ranges must never fall.
     first, last = (
@@ -101,7 +102,7 @@ def take(
         slots.supervised.gather(1, index) & owned,
         stairs=make_stairs(first, last, own, num_context),
     )
-    return Part(begin, end, cut)
+    return Part(begin, end, cut, torch.where(there, index, slots.anchors.shape[1]))
 
 
 def row_part(slots: Slots, row_length: int, begin: int, end: int) -> Part:
@@ -209,6 +210,29 @@ class _Past:
         outputs = [x for pair in made for x in pair]
         sums = [total[:, begin:end].to(x.dtype) for total, x in zip(self.sums, outputs, strict=True)]
         torch.autograd.backward([loss, *outputs], [None, *sums])
+
+
+@torch.no_grad()
+def draft_parts(
+    partition: Partition,
+    rows: DraftRows,
+    features: Tensor,
+    slots: Slots,
+    *,
+    num_depths: int,
+    forward: PartForward,
+) -> Tensor:
+    """What the flat forward gives, normed [B, M, D], rollouts in parts and no gradients."""
+    n = rows.tokens.shape[1]
+    part = row_part(slots, n, 0, n)
+    found, past = forward(rows.tokens, features, rows.positions, part.slots.stairs, None, None)
+    out = found.new_zeros(found.shape[0], slots.anchors.shape[1] + 1, found.shape[2])
+    out[:, :n] = found
+    for part in rollout_parts(slots, n, partition.num_parts, num_depths):
+        positions = rows.positions.gather(1, part.slots.anchors) + part.slots.depths
+        found, _ = forward(rows.tokens[:, :0], None, positions, part.slots.stairs, past, None)
+        out.scatter_(1, part.places.unsqueeze(-1).expand_as(found), found)
+    return out[:, :-1]
 
 
 def train_parts(
