@@ -250,6 +250,8 @@ def main(arguments: list[str] | None = None) -> None:
     args = parse(arguments)
     device = torch.device(args.device)
     torch.set_float32_matmul_precision("high")
+    # The paper's parts have prefixes of S lengths, each compiled for itself.
+    torch._dynamo.config.recompile_limit = 64  # noqa: SLF001 - there is no public name
     if args.kernel:
         from eyas.training.speed_kernel import kernel_cases
 

@@ -46,8 +46,18 @@ def _gradients(config, target, store):
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
-def test_bfloat16_gradients_at_a_real_shape(kind, compiled, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "attention", "parts"),
+    [
+        ("eagle3", "masks", {}),
+        ("eagle3", "staircase", {}),
+        ("peagle", "masks", {}),
+        ("peagle", "staircase", {}),
+        ("peagle", "staircase", {"partitions": 3, "partition_mode": "shared"}),
+        ("peagle", "staircase", {"partitions": 3, "partition_mode": "replayed"}),
+    ],
+)
+def test_bfloat16_gradients_at_a_real_shape(kind, attention, parts, compiled, tmp_path):
     """Shapes at which CUDA takes other attention kernels than tiny ones do: head size 64, rows of 512."""
     target = tiny_target(
         std=0.04, vocab_size=4096, hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3,
@@ -67,10 +77,12 @@ def test_bfloat16_gradients_at_a_real_shape(kind, compiled, tmp_path):
     # The whole vocabulary, else a random teacher's argmax is outside it and nothing is supervised.
     config = replace(config, head=replace(config.head, draft_vocab_size=None, num_layers=None))
     with sdpa_kernel(SDPBackend.MATH):
-        reference = _gradients(replace(config, run=replace(config.run, precision="float32")), target, store)
+        exact = replace(config.run, precision="float32", attention="masks")
+        reference = _gradients(replace(config, run=exact), target, store)
     torch._dynamo.reset()
-    run = replace(config.run, precision="bfloat16", compile=compiled)
-    for name, gradient in _gradients(replace(config, run=run), target, store).items():
+    run = replace(config.run, precision="bfloat16", compile=compiled, attention=attention)
+    config = replace(config, run=run, objective=replace(config.objective, **parts))
+    for name, gradient in _gradients(config, target, store).items():
         expected = reference[name]
         # By hand: the library's cosine calls vectors shorter than 1e-4 orthogonal.
         cosine = float(gradient @ expected / (gradient.norm() * expected.norm()))
