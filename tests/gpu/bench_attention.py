@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -166,7 +166,7 @@ class Bench:
         return call
 
 
-WALK = Plan(block_m=32, state=0, splits=1, warps=4, stages=1, last_folds=True, piece=4)
+WALK = Plan(block_m=32, state=0, splits=1, warps=4, stages=1, last_folds=True)
 
 
 @lru_cache(maxsize=1)
@@ -183,28 +183,23 @@ def candidates(case: Case) -> list[Plan]:
     units, chunks = -(-case.context // UNIT), -(-case.context // CHUNK)
     tried = [base]
     if tiles * units <= 6000 and case.rows <= 64:
-        tried += [Plan(block_m, UNIT, units, warps, 1, last_folds=False, piece=2) for warps in (2, 4, 8)]
-        tried += [Plan(block_m, UNIT, units, 4, 1, last_folds=True, piece=piece) for piece in (4,)]
-        tried += [Plan(block_m, UNIT, units, 4, 1, last_folds=False, piece=4)]
+        tried += [Plan(block_m, UNIT, units, 4, stages, last_folds=False) for stages in (1, 2)]
+        tried += [Plan(block_m, UNIT, units, 4, 2, last_folds=True)]
     if tiles * units > 200 and case.rows <= 64:
         for splits in dict.fromkeys((chunks, max(chunks // 2, 1))):
-            tried += [
-                Plan(block_m, CHUNK, splits, 4, stages, last_folds=False, piece=2) for stages in (1, 3, 4)
-            ]
-        tried.append(Plan(block_m, CHUNK, chunks, 4, 3, last_folds=True, piece=4))
-        tried.append(Plan(block_m, CHUNK, chunks, 8, 3, last_folds=False, piece=2))
+            tried += [Plan(block_m, CHUNK, splits, 4, stages, last_folds=False) for stages in (1, 2, 3)]
+        tried.append(Plan(block_m, CHUNK, chunks, 4, 3, last_folds=True))
     if tiles > 100:
-        tried += [
-            Plan(block_m, 0, 1, warps, stages, last_folds=True, piece=4)
-            for warps, stages in ((4, 1), (4, 2), (4, 3), (4, 4), (2, 3), (8, 3))
-        ]
+        tried += [Plan(block_m, 0, 1, 4, stages, last_folds=True) for stages in (1, 2, 3, 4)]
+    if case.pairs > 32:
+        tried += [replace(base, block_m=16), replace(base, block_m=64)]
     return list(dict.fromkeys(tried))
 
 
 def short(plan: Plan) -> str:
     """Form for a key: unit, chunk or walk, tile's pairs, splits, warps, stages, fold."""
     kind = {UNIT: "unit", CHUNK: "chunk", 0: "walk"}[plan.state]
-    fold = f" {'last' if plan.last_folds else 'second'}{plan.piece}" if plan.state else ""
+    fold = f" {'last' if plan.last_folds else 'second'}" if plan.state else ""
     return f"{kind} m{plan.block_m} x{plan.splits} w{plan.warps} st{plan.stages}{fold}"
 
 

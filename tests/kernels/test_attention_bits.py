@@ -157,20 +157,19 @@ def test_bits_do_not_depend_on_the_plan(shape, dtype, window, monkeypatch):
     case = problem(shape, dtype, [1100, 0, 255], 3)
     ways = [
         {"state": 0, "splits": 1},
-        *(
-            {"state": "unit", "last_folds": folds, "piece": piece}
-            for folds, piece in ((1, 4), (0, 2), (1, 16))
-        ),
-        *({"state": "chunk", "splits": n, "last_folds": folds} for n, folds in ((1, 0), (2, 1), (3, 0))),
+        {"state": "unit", "last_folds": True},
+        {"state": "unit", "last_folds": False},
+        {"state": "chunk", "splits": 1, "last_folds": False},
+        {"state": "chunk", "splits": 2, "last_folds": True},
         {"state": 0, "splits": 1, "block_m": 32 if dtype == HALF else 16},
     ]
     if not INTERPRETED:
         ways += [
-            {"state": "unit", "warps": 8, "last_folds": False},
-            {"state": "unit", "warps": 2, "last_folds": False},
-            {"state": "chunk", "splits": 2, "stages": 1, "warps": 8},
+            {"state": "unit", "stages": 1, "last_folds": False},
+            {"state": "chunk", "splits": 2, "stages": 1},
             {"state": 0, "splits": 1, "stages": 1},
             {"state": 0, "splits": 1, "stages": 4},
+            {"state": 0, "splits": 1, "block_m": 16},
         ]
     choose, results = plans.choose, []
     for way in ways:

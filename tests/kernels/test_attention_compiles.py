@@ -20,7 +20,7 @@ TYPES = {
 SCALARS = {"scale": "fp32", "eps": "fp32"}
 HEADS = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "BLOCK_D": 128}
 SMALL = {"NUM_HEADS": 14, "NUM_KV_HEADS": 2, "HEAD_DIM": 64, "BLOCK_D": 64}
-TILE = {"CHUNK": 256, "STATE": 64, "BLOCK_M": 32, "PIECE": 4, "UNIFORM": True, "PDL": True}
+TILE = {"CHUNK": 256, "STATE": 64, "BLOCK_M": 32, "UNIFORM": True, "PDL": True}
 TILE |= {"HAS_WINDOW": False, "HAS_TREE": False, "HAS_SINKS": False}
 ALL = {"HAS_WINDOW": True, "HAS_TREE": True, "HAS_SINKS": True}
 WAYS = {"PAGE_SIZE": 16, "BLOCK_N": 64, "BLOCK_R": 1, "ROTATE": False, "SPLIT": True, "LAST_FOLDS": True}
@@ -40,7 +40,7 @@ CASES = {
     "second pass": (attention.fold_kernel, HEADS | TILE | ALL),
     "rotation of normed heads": (
         rotary._rotate_and_cache_kernel,
-        SMALL | {"HAS_NORM": True, "BLOCK_HEADS": 16, "BLOCK_KV": 2},
+        SMALL | {"HAS_NORM": True, "BLOCK_HEADS": 16, "BLOCK_KV": 2, "PDL": True},
     ),
     "chain rows": (rows._rows_kernel, {"HAS_TREE": False, "BLOCK": 128}),
     "tree rows": (rows._rows_kernel, {"HAS_TREE": True, "BLOCK": 128}),
@@ -66,11 +66,13 @@ def test_compiles_and_fits(name):
         for name in kernel.arg_names
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    options = {"num_warps": 4, "num_stages": 1 if exact else 3, "enable_fp_fusion": False}
+    warps = 1 if kernel is attention.fold_kernel else 4
+    options = {"num_warps": warps, "num_stages": 1 if exact else 3, "enable_fp_fusion": False}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert compiled.metadata.shared <= MOST_SHARED_BYTES
     if kernel is attention.attention_kernel and not exact:
-        assert "wgmma" not in compiled.asm["ptx"]
-        assert "mma.sync.aligned.m16n8k16" in compiled.asm["ptx"]
+        # One kind of instruction for any number of pairs.
+        assert "wgmma" in compiled.asm["ptx"]
+        assert "mma.sync" not in compiled.asm["ptx"]
         # Rounding is spelt out: nothing else may contract a product and a sum.
         assert not compiled.metadata.enable_fp_fusion

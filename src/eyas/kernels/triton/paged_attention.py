@@ -13,8 +13,9 @@ So all these give equal bits (paged_attention_plan.py says which is taken when):
     more tiles      a program sums one or several chunks, whose states are folded from memory
     very many       one program walks all keys of its tile and keeps the sums
 
-and rows of a chain verified together or decoded one by one do too. Products go through one instruction, 16
-rows high, for any number of rows. Trees put a row's own keys at other KV indices: their sums differ in order.
+and rows of a chain verified together or decoded one by one do too. Products have keys, then the head's width,
+on the left side and pairs on the right: the instruction is the same for any number of rows. Trees put a row's
+own keys at other KV indices: their sums differ in order.
 
 (A number below 2^-126 of the peak is lost in one order and not in another; it is far below rounding.)
 
@@ -38,7 +39,7 @@ from eyas.kernels.triton.rotary import rotate_and_cache
 FUSE_ROTATION = True
 """Whether few rows are rotated and cached by the attention kernel itself. The same bits."""
 PREFETCH = True
-"""Whether, under programmatic dependent launch, keys are asked for while the kernel before still runs."""
+"""Whether keys are asked for before the queries, and while the kernel before still runs. The same bits."""
 
 
 def paged_attention(
@@ -155,7 +156,7 @@ def _attend(
             arrivals = _arrivals(tiles, device, {} if memo is None else memo)
     cos, sin, slots = rotation or (out, out, visible)
     shape = {"NUM_HEADS": heads, "NUM_KV_HEADS": kv_heads, "HEAD_DIM": head_dim, "CHUNK": plans.CHUNK}
-    shape |= {"STATE": state, "BLOCK_M": plan.block_m, "BLOCK_D": block_d, "PIECE": plan.piece}
+    shape |= {"STATE": state, "BLOCK_M": plan.block_m, "BLOCK_D": block_d}
     shape |= {"HAS_WINDOW": window is not None, "HAS_TREE": tree_bits is not None}
     # Every request has max_rows rows at most.
     shape |= {"HAS_SINKS": sinks is not None, "UNIFORM": len(queries) == requests * max_rows}
@@ -198,14 +199,13 @@ def _attend(
         SPLIT=split,
         LAST_FOLDS=plan.last_folds,
         EXACT=queries.dtype == torch.float32,
-        PREFETCH=PREFETCH and window is None,
+        PREFETCH=PREFETCH and device.type == "cuda",
         num_warps=plan.warps,
         num_stages=plan.stages,
         **launch,
     )
     if split and not plan.last_folds:
-        pieces = plan.block_m // plan.piece
-        kernels.fold_kernel[(kv_heads, tiles_each * pieces, requests)](
+        kernels.fold_kernel[(kv_heads, tiles_each * kept, requests)](
             out,
             q_start,
             visible,
@@ -220,7 +220,7 @@ def _attend(
             max_states,
             kept,
             **shape,
-            num_warps=2,
+            num_warps=1,
             **launch,
         )
     return out

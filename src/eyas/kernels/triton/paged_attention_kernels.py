@@ -1,7 +1,8 @@
 """The kernels of paged_attention.py; the idea is told there.
 
 Legend: M pairs (row, head of the KV head's group) of a tile, N keys of a unit, D head width, R rows,
-STATE keys of a stored state (a unit or a chunk).
+STATE keys of a stored state (a unit or a chunk). Keys, then head width, are the left side of the products,
+which the hardware wants 64 high; pairs are the right one, which may be narrow.
 """
 # ruff: noqa: ANN001, ANN201, ANN202, FBT003, SIM108 - arguments get their types at the launch
 
@@ -88,12 +89,15 @@ def _shrink(less, more):
 
 @triton.jit
 def _fold(peak, total, acc, more_peak, more_total, more_acc):
-    """Softmax state of two sets of keys. Factors are powers of two, so only the sum itself rounds."""
+    """Softmax state (peak [M], total [M], acc [D, M]) of two sets of keys.
+
+    Factors are powers of two, so only the sum itself rounds.
+    """
     top = tl.maximum(peak, more_peak)
     shrink = _shrink(peak, top)
     more_shrink = _shrink(more_peak, top)
     total = tl.fma(more_total, more_shrink, total * shrink)
-    acc = tl.fma(more_acc, more_shrink[:, None], acc * shrink[:, None])
+    acc = tl.fma(more_acc, more_shrink[None, :], acc * shrink[None, :])
     return top, total, acc
 
 
@@ -101,7 +105,7 @@ def _fold(peak, total, acc, more_peak, more_total, more_acc):
 def _nothing(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
     """State of no keys."""
     peak = tl.full([BLOCK_M], NONE, tl.float32)
-    return peak, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    return peak, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
 
 
 @triton.jit
@@ -115,67 +119,65 @@ def _store_out(
         top = tl.maximum(peak, tl.ceil(sink))
         shrink = _shrink(peak, top)
         total = tl.fma(total, shrink, tl.exp2(sink - top))
-        acc = acc * shrink[:, None]
-    out = acc / tl.where(total > 0, total, 1.0)[:, None]
+        acc = acc * shrink[None, :]
+    out = acc / tl.where(total > 0, total, 1.0)[None, :]
     d = tl.arange(0, BLOCK_D)
     tl.store(
-        out_ptr + (token[:, None] * NUM_HEADS + head[:, None]) * HEAD_DIM + d[None, :],
+        out_ptr + (token[None, :] * NUM_HEADS + head[None, :]) * HEAD_DIM + d[:, None],
         out.to(out_ptr.dtype.element_ty),
-        mask=live[:, None] & (d < HEAD_DIM)[None, :],
+        mask=live[None, :] & (d < HEAD_DIM)[:, None],
     )
 
 
 @triton.jit
 def _fold_stored(
-    out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, rows, kv_head, tile, pair, place, first, end,
+    out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, kv_head, tile, pair, place, first, end,
     max_states, kept_pairs, NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, PIECE: tl.constexpr, PER_CHUNK: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, PER_CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Fold the stored states [first, end) of the pairs [PIECE] of a tile and write their rows of the result.
+    """Fold the stored states [first, end) of a live pair of a tile and write its row of the result.
 
     `place` int64 numbers the tiles; pair m of it and state s are at (place * max_states + s) * kept + m.
     PER_CHUNK states are summed in order, and so are the sums: as one program that walks all keys does it.
+    One pair, so that no thread has to wait for another one; all loads of a batch come before their first use.
     """
-    row = (tile * BLOCK_M + pair) // GROUP
-    live = (pair < BLOCK_M) & (row < rows)
     d = tl.arange(0, BLOCK_D)
-    lane = tl.arange(0, BATCH)
-    top = tl.full([PIECE], NONE, tl.float32)
-    begin_batch = first // BATCH
-    num_batches = (end + BATCH - 1) // BATCH
-    # .cg: from the cache that all programs share.
-    for batch in range(begin_batch, num_batches):
-        state = batch * BATCH + lane
-        at = (place * max_states + state)[None, :] * kept_pairs + pair[:, None]
-        mask = live[:, None] & ((state >= first) & (state < end))[None, :]
-        peaks = tl.load(peak_ptr + at, mask=mask, other=NONE, cache_modifier=".cg")
-        top = tl.maximum(top, tl.max(peaks, 1))
-    total = tl.zeros([PIECE], tl.float32)
-    acc = tl.zeros([PIECE, BLOCK_D], tl.float32)
-    part_total = total
-    part = acc
-    for batch in range(begin_batch, num_batches):
+    alone = tl.arange(0, 1)
+    top, total, acc = _nothing(1, BLOCK_D)
+    for batch in range(first // BATCH, (end + BATCH - 1) // BATCH):
+        peaks = ()
+        totals = ()
+        accs = ()
         for i in tl.static_range(BATCH):
-            state = batch * BATCH + i
+            state = batch * BATCH + i + alone
             at = (place * max_states + state) * kept_pairs + pair
-            there = live & (state >= first) & (state < end)
-            peak = tl.load(peak_ptr + at, mask=there, other=NONE, cache_modifier=".cg")
-            more_total = tl.load(total_ptr + at, mask=there, other=0.0, cache_modifier=".cg")
-            where = at[:, None] * BLOCK_D + d[None, :]
-            more = tl.load(acc_ptr + where, mask=there[:, None], other=0.0, cache_modifier=".cg")
-            factor = _shrink(peak, top)
-            part_total = tl.fma(more_total, factor, part_total)
-            part = tl.fma(more, factor[:, None], part)
+            there = (state >= first) & (state < end)
+            # .cg: from the cache that all programs share.
+            peaks += (tl.load(peak_ptr + at, mask=there, other=NONE, cache_modifier=".cg"),)  # type: ignore[assignment]
+            totals += (tl.load(total_ptr + at, mask=there, other=0.0, cache_modifier=".cg"),)  # type: ignore[assignment]
+            where = at[None, :] * BLOCK_D + d[:, None]
+            accs += (tl.load(acc_ptr + where, mask=there[None, :], other=0.0, cache_modifier=".cg"),)  # type: ignore[assignment]
+        before = top
+        for i in tl.static_range(BATCH):
+            top = tl.maximum(top, peaks[i])
+        shrink = _shrink(before, top)
+        total *= shrink
+        acc *= shrink[None, :]
+        for i in tl.static_range(BATCH):
+            factor = _shrink(peaks[i], top)
+            if i % PER_CHUNK == 0:
+                part_total = totals[i] * factor
+                part = accs[i] * factor[None, :]
+            else:
+                part_total = tl.fma(totals[i], factor, part_total)
+                part = tl.fma(accs[i], factor[None, :], part)
             if (i + 1) % PER_CHUNK == 0:
                 total += part_total
                 acc += part
-                part_total = tl.zeros([PIECE], tl.float32)
-                part = tl.zeros([PIECE, BLOCK_D], tl.float32)
-    head = kv_head * GROUP + (tile * BLOCK_M + pair) % GROUP
+    pair = tile * BLOCK_M + pair + alone
     _store_out(
-        out_ptr, sinks_ptr, (begin + row).to(tl.int64), head, live, top, total, acc, NUM_HEADS, HEAD_DIM,
-        BLOCK_D, HAS_SINKS,
+        out_ptr, sinks_ptr, (begin + pair // GROUP).to(tl.int64), kv_head * GROUP + pair % GROUP, alone == 0,
+        top, total, acc, NUM_HEADS, HEAD_DIM, BLOCK_D, HAS_SINKS,
     )  # fmt: skip
 
 
@@ -234,50 +236,39 @@ def _unit(
 ):  # fmt: skip
     """The state (peak, total, acc) of the keys [start, start + N).
 
-    The peak is a whole number, so that folding multiplies by powers of two. The sum of weights is a product
-    with ones: it adds in the order of the tensor core, whatever the tile's shape.
+    The peak is a whole number, so that folding multiplies by powers of two.
     """
     key_index = start + tl.arange(0, BLOCK_N)
-    allowed = key_index[None, :] < visible[:, None]
+    allowed = key_index[:, None] < visible[None, :]
     if HAS_WINDOW:
-        allowed &= key_index[None, :] >= low[:, None] - window
+        allowed &= key_index[:, None] >= low[None, :] - window
     if HAS_TREE:
-        own = key_index[None, :] - visible[:, None]
-        bit = (bits[:, None] >> tl.minimum(tl.maximum(own, 0), 62).to(tl.int64)) & 1
-        allowed |= (own >= 0) & (own < 63) & (bit == 1) & (key_index < last)[None, :]
+        own = key_index[:, None] - visible[None, :]
+        bit = (bits[None, :] >> tl.minimum(tl.maximum(own, 0), 62).to(tl.int64)) & 1
+        allowed |= (own >= 0) & (own < 63) & (bit == 1) & (key_index < last)[:, None]
     if EXACT:
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+        scores = tl.dot(key, tl.trans(query), input_precision="ieee")
     else:
-        scores = tl.dot(query, tl.trans(key))
+        scores = tl.dot(key, tl.trans(query))
     scores = tl.where(allowed, scores, float("-inf"))
-    peak = tl.maximum(tl.ceil(tl.max(scores, 1) * scale), NONE)
-    weights = tl.exp2(tl.fma(scores, scale, -peak[:, None])).to(value.dtype)
-    ones = tl.full([BLOCK_N, 16], 1.0, value.dtype)
+    peak = tl.maximum(tl.ceil(tl.max(scores, 0) * scale), NONE)
+    weights = tl.exp2(tl.fma(scores, scale, -peak[None, :]))
+    total = tl.sum(weights, 0)
     if EXACT:
-        acc = tl.dot(weights, value, input_precision="ieee")
-        total = tl.max(tl.dot(weights, ones, input_precision="ieee"), 1)
+        acc = tl.dot(tl.trans(value), weights, input_precision="ieee")
     else:
-        acc = tl.dot(weights, value)
-        total = tl.max(tl.dot(weights, ones), 1)
+        acc = tl.dot(tl.trans(value), weights.to(value.dtype))
     return peak, total, acc
 
 
 @triton.jit
-def _prefetch(
-    key_cache_ptr, value_cache_ptr, pages_ptr, kv_head, start, num_keys, num_cache_pages,
-    PAGE_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
+def _ask(
+    key_cache_ptr, value_cache_ptr, page, kv_head, start, PAGE_SIZE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
-    """Ask L2 for the keys and values of a state before the kernel that comes before has ended.
-
-    The table may be about to change: pages are read past L1, clamped, and used for nothing else.
-    """
+    """Ask L2 for COUNT keys and values from `start` on, in pages page [COUNT], and don't wait."""
     LINES: tl.constexpr = (HEAD_DIM + 63) // 64
-    key_index = start + tl.arange(0, STATE)
-    page = tl.load(
-        pages_ptr + key_index // PAGE_SIZE, mask=key_index < num_keys, other=0, cache_modifier=".cg"
-    )
-    page = tl.minimum(tl.maximum(page, 0), num_cache_pages - 1)
-    slot = page.to(tl.int64) * PAGE_SIZE + key_index % PAGE_SIZE
+    slot = page.to(tl.int64) * PAGE_SIZE + (start + tl.arange(0, COUNT)) % PAGE_SIZE
     at = (slot * NUM_KV_HEADS + kv_head) * HEAD_DIM
     for line in tl.static_range(LINES):
         for side in tl.static_range(2):
@@ -293,6 +284,25 @@ def _prefetch(
 
 
 @triton.jit
+def _ask_early(
+    key_cache_ptr, value_cache_ptr, pages_ptr, kv_head, start, num_keys, num_cache_pages,
+    PAGE_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
+):  # fmt: skip
+    """Ask for a state's keys and values before the kernel that comes before has ended.
+
+    The table may be about to change: pages are read past L1, clamped, and used for nothing else.
+    """
+    key_index = start + tl.arange(0, STATE)
+    page = tl.load(
+        pages_ptr + key_index // PAGE_SIZE, mask=key_index < num_keys, other=0, cache_modifier=".cg"
+    )
+    page = tl.minimum(tl.maximum(page, 0), num_cache_pages - 1)
+    _ask(
+        key_cache_ptr, value_cache_ptr, page, kv_head, start, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, STATE
+    )  # fmt: skip
+
+
+@triton.jit
 def _store_state(
     acc_ptr, peak_ptr, total_ptr, at, live, several, peak, total, acc, BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -302,8 +312,8 @@ def _store_state(
         goal = at + tl.arange(0, BLOCK_M)
         tl.store(peak_ptr + goal, peak, mask=live)
         tl.store(total_ptr + goal, total, mask=live)
-        goal = goal[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
-        tl.store(acc_ptr + goal, acc, mask=live[:, None])
+        goal = goal[None, :] * BLOCK_D + tl.arange(0, BLOCK_D)[:, None]
+        tl.store(acc_ptr + goal, acc, mask=live[None, :])
 
 
 # Whether these are multiples of 16 changes nothing, and shall not cost a compilation.
@@ -320,14 +330,13 @@ def attention_kernel(
     HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_TREE: tl.constexpr, HAS_SINKS: tl.constexpr, UNIFORM: tl.constexpr, ROTATE: tl.constexpr,
-    SPLIT: tl.constexpr, LAST_FOLDS: tl.constexpr, PIECE: tl.constexpr, EXACT: tl.constexpr,
+    SPLIT: tl.constexpr, LAST_FOLDS: tl.constexpr, EXACT: tl.constexpr,
     PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """One program: a KV head, a tile of a request's pairs, and its states split, split + splits, ...
 
     Loads that don't need each other are asked for side by side: a program of few keys costs two waits for
-    memory, one for pages and limits, one for keys, values and queries. A program of one unit has no other
-    state: `splits` is then the number of states.
+    memory, one for pages and limits, one for keys, values and queries.
     """
     kv_head = tl.program_id(0)
     tile = tl.program_id(1) // splits
@@ -339,7 +348,7 @@ def attention_kernel(
         # The next kernel may fetch its weights while this one runs.
         tl.extra.cuda.gdc_launch_dependents()
         if PREFETCH:
-            _prefetch(
+            _ask_early(
                 key_cache_ptr, value_cache_ptr, pages_ptr, kv_head, split * STATE, num_keys, num_cache_pages,
                 PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, STATE,
             )  # fmt: skip
@@ -363,6 +372,14 @@ def attention_kernel(
     workers = tl.maximum(tl.minimum(splits, end - first), 1)
     if (split >= workers) | (tile * BLOCK_M >= rows * GROUP):
         return
+    at = (first + split) * STATE
+    if not (SPLIT and not HAS_WINDOW):
+        page = _pages(pages_ptr, at, last, PAGE_SIZE, BLOCK_N)
+    if PREFETCH:
+        # On their way while queries are loaded and rotated.
+        _ask(
+            key_cache_ptr, value_cache_ptr, page, kv_head, at, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N
+        )  # fmt: skip
     if ROTATE:
         newest = first + split + tl.maximum(end - first - 1 - split, 0) // splits * splits
         # A row's KV index is visible - 1, or visible and more in a tree.
@@ -371,15 +388,6 @@ def attention_kernel(
                 query_ptr, cos_ptr, sin_ptr, key_cache_ptr, value_cache_ptr, own_slot, own_token, kv_head,
                 query_stride, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_D,
             )  # fmt: skip
-    at = (first + split) * STATE
-    if not (SPLIT and not HAS_WINDOW):
-        page = _pages(pages_ptr, at, last, PAGE_SIZE, BLOCK_N)
-    if SPLIT and STATE == BLOCK_N:
-        # Asked for before the queries are rotated.
-        key, value = _keys_and_values(
-            key_cache_ptr, value_cache_ptr, page, kv_head, at, last, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM,
-            BLOCK_N, BLOCK_D,
-        )  # fmt: skip
     head = kv_head * GROUP + pair % GROUP
     d = tl.arange(0, BLOCK_D)
     where = token * query_stride + head * HEAD_DIM
@@ -393,36 +401,26 @@ def attention_kernel(
     peak, total, acc = _nothing(BLOCK_M, BLOCK_D)
     if SPLIT:
         place = ((request * (tl.num_programs(1) // splits) + tile) * NUM_KV_HEADS + kv_head).to(tl.int64)
-        if STATE == BLOCK_N:
-            peak, total, acc = _unit(
-                query, key, value, at, visible, bits, low, last, scale, window, BLOCK_N, HAS_WINDOW, HAS_TREE,
-                EXACT,
-            )  # fmt: skip
+        for state in range(first + split, end, splits):
+            at = state * STATE
+            peak, total, acc = _nothing(BLOCK_M, BLOCK_D)
+            for start in range(at, tl.minimum(at + STATE, last), BLOCK_N):
+                key, value = _keys_and_values(
+                    key_cache_ptr, value_cache_ptr, page, kv_head, start, last, PAGE_SIZE, NUM_KV_HEADS,
+                    HEAD_DIM, BLOCK_N, BLOCK_D,
+                )  # fmt: skip
+                # Of the next unit: of this program's next state after the last one of this.
+                skip = tl.where(start + BLOCK_N == at + STATE, (splits - 1) * STATE, 0)
+                page = _pages(pages_ptr, start + BLOCK_N + skip, last, PAGE_SIZE, BLOCK_N)
+                more_peak, more_total, more = _unit(
+                    query, key, value, start, visible, bits, low, last, scale, window, BLOCK_N,
+                    HAS_WINDOW, HAS_TREE, EXACT,
+                )  # fmt: skip
+                peak, total, acc = _fold(peak, total, acc, more_peak, more_total, more)
             _store_state(
-                acc_ptr, peak_ptr, total_ptr, (place * max_states + first + split) * kept_pairs, live,
+                acc_ptr, peak_ptr, total_ptr, (place * max_states + state) * kept_pairs, live,
                 end - first > 1, peak, total, acc, BLOCK_M, BLOCK_D,
             )  # fmt: skip
-        else:
-            for state in range(first + split, end, splits):
-                at = state * STATE
-                peak, total, acc = _nothing(BLOCK_M, BLOCK_D)
-                for start in range(at, tl.minimum(at + STATE, last), BLOCK_N):
-                    key, value = _keys_and_values(
-                        key_cache_ptr, value_cache_ptr, page, kv_head, start, last, PAGE_SIZE, NUM_KV_HEADS,
-                        HEAD_DIM, BLOCK_N, BLOCK_D,
-                    )  # fmt: skip
-                    # Of the next unit: of this program's next state after the last one of this.
-                    skip = tl.where(start + BLOCK_N == at + STATE, (splits - 1) * STATE, 0)
-                    page = _pages(pages_ptr, start + BLOCK_N + skip, last, PAGE_SIZE, BLOCK_N)
-                    more_peak, more_total, more = _unit(
-                        query, key, value, start, visible, bits, low, last, scale, window, BLOCK_N,
-                        HAS_WINDOW, HAS_TREE, EXACT,
-                    )  # fmt: skip
-                    peak, total, acc = _fold(peak, total, acc, more_peak, more_total, more)
-                _store_state(
-                    acc_ptr, peak_ptr, total_ptr, (place * max_states + state) * kept_pairs, live,
-                    end - first > 1, peak, total, acc, BLOCK_M, BLOCK_D,
-                )  # fmt: skip
         if LAST_FOLDS and end - first > 1:
             # All threads have stored before one of them counts; who counts last sees all of it.
             tl.debug_barrier()
@@ -430,11 +428,11 @@ def attention_kernel(
             if arrived == workers - 1:
                 tl.store(arrivals_ptr + place, 0)
                 pairs = tl.minimum(rows * GROUP - tile * BLOCK_M, BLOCK_M)
-                for piece in range((pairs + PIECE - 1) // PIECE):
+                for own_pair in range(pairs):
                     _fold_stored(
-                        out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, rows, kv_head, tile,
-                        piece * PIECE + tl.arange(0, PIECE), place, first, end, max_states, kept_pairs,
-                        NUM_HEADS, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D, PIECE, CHUNK // STATE, HAS_SINKS,
+                        out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, kv_head, tile, own_pair,
+                        place, first, end, max_states, kept_pairs, NUM_HEADS, GROUP, HEAD_DIM, BLOCK_M,
+                        BLOCK_D, CHUNK // STATE, HAS_SINKS,
                     )  # fmt: skip
     else:
         whole_peak, whole_total, whole = peak, total, acc
@@ -464,26 +462,27 @@ def fold_kernel(
     out_ptr, q_start_ptr, visible_ptr, tree_bits_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, num_keys,
     window, max_rows, max_states, kept_pairs, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr, PIECE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr,
+    BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr,
     HAS_SINKS: tl.constexpr, UNIFORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The second pass where the last program doesn't fold; tiles of one state are written already."""
+    """The second pass where the last program doesn't fold: a pair a program of one warp.
+
+    Tiles of one state are written already.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    PIECES: tl.constexpr = BLOCK_M // PIECE
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
-    kv_head, tile, request = tl.program_id(0), tl.program_id(1) // PIECES, tl.program_id(2)
+    kv_head, tile, request = tl.program_id(0), tl.program_id(1) // kept_pairs, tl.program_id(2)
+    pair = tl.program_id(1) % kept_pairs
     begin, rows = _requests_rows(q_start_ptr, request, max_rows, UNIFORM)
     _, _, _, _, _, first, end = _sight(
         visible_ptr, tree_bits_ptr, begin, rows, tile * BLOCK_M + tl.arange(0, BLOCK_M), num_keys, window,
         GROUP, STATE, HAS_WINDOW, HAS_TREE,
     )  # fmt: skip
-    piece = tl.program_id(1) % PIECES
-    if (end - first > 1) & ((tile * BLOCK_M + piece * PIECE) < rows * GROUP):
-        place = ((request * (tl.num_programs(1) // PIECES) + tile) * NUM_KV_HEADS + kv_head).to(tl.int64)
+    if (end - first > 1) & (tile * BLOCK_M + pair < rows * GROUP):
+        place = ((request * (tl.num_programs(1) // kept_pairs) + tile) * NUM_KV_HEADS + kv_head).to(tl.int64)
         _fold_stored(
-            out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, rows, kv_head, tile,
-            piece * PIECE + tl.arange(0, PIECE), place, first, end, max_states, kept_pairs, NUM_HEADS, GROUP,
-            HEAD_DIM, BLOCK_M, BLOCK_D, PIECE, CHUNK // STATE, HAS_SINKS,
+            out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, kv_head, tile, pair, place, first, end,
+            max_states, kept_pairs, NUM_HEADS, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D, CHUNK // STATE, HAS_SINKS,
         )  # fmt: skip

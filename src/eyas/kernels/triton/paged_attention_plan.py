@@ -16,9 +16,9 @@ class Plan:
     """Shape of one launch. Every plan gives the same bits."""
 
     block_m: int
-    """Pairs of a tile. Below 64, so that all tiles go through the same instruction, which is 16 rows high."""
+    """Pairs of a tile."""
     state: int
-    """Keys of a stored state: a unit (a program has just one), a chunk, or 0 (no state, a program walks)."""
+    """Keys of a stored state: a unit, a chunk, or 0 (no state, a program walks)."""
     splits: int
     """Programs that share a tile's states."""
     warps: int
@@ -26,8 +26,6 @@ class Plan:
     """Units whose loads are under way at the same time, where a program has several."""
     last_folds: bool
     """Whether the last program of a tile folds its states; otherwise a second kernel does."""
-    piece: int
-    """Pairs that are folded together from memory."""
 
 
 def unit(dtype: torch.dtype) -> int:
@@ -46,11 +44,10 @@ def choose(
     keys = unit(dtype)
     block_m = 16 if pairs <= 16 or dtype == torch.float32 else 32
     tiles = requests * kv_heads * triton.cdiv(pairs, block_m)
-    piece = 2 if head_dim > 64 else 4
     units, chunks = max(triton.cdiv(bound, keys), 1), max(triton.cdiv(bound, CHUNK), 1)
     if tiles * units <= 8 * processors:
-        return Plan(block_m, keys, units, 4, 1, pairs <= piece, piece)
+        return Plan(block_m, keys, units, 4, 2, last_folds=False)
     if tiles >= 3 * processors or chunks == 1:
-        return Plan(block_m, 0, 1, 4, 3 if head_dim <= 128 else 2, last_folds=True, piece=piece)
+        return Plan(block_m, 0, 1, 4, 3 if head_dim <= 128 else 2, last_folds=False)
     splits = min(chunks, max(4 * processors // tiles, 1))
-    return Plan(block_m, CHUNK, splits, 4, 3 if head_dim <= 128 else 2, last_folds=False, piece=piece)
+    return Plan(block_m, CHUNK, splits, 4, 3 if head_dim <= 128 else 2, last_folds=False)

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eyas.kernels.settings import settings
+
 
 @triton.jit
 def _angles_kernel(  # noqa: ANN202
@@ -151,7 +153,11 @@ def _rotate_and_cache_kernel(  # noqa: ANN202
     BLOCK_D: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_KV: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     head = tl.arange(0, BLOCK_HEADS)
@@ -216,6 +222,8 @@ def rotate_and_cache(
             BLOCK_D=triton.next_power_of_2(head_dim),
             BLOCK_HEADS=triton.next_power_of_2(num_heads),
             BLOCK_KV=triton.next_power_of_2(kv_heads),
+            PDL=settings.pdl,
             enable_fp_fusion=False,
+            **({"launch_pdl": True} if settings.pdl else {}),
         )
     return out
