@@ -60,6 +60,16 @@ def test_a_tree_is_taken_where_all_batches_take_it(tmp_path):
     assert [mixed.num_drafts(n) for n in (1, 8, 9)] == [5, 5, 2]
 
 
+def test_where_the_tree_cannot_be_taken_the_best_chain_counts(tmp_path):
+    write(tmp_path, [entry(1, 24, "5x4x24") | {"chain_k": 7}, entry(8, 2) | {"chain_k": 2}])
+
+    assert [read(tmp_path, 8).num_drafts(n) for n in (1, 8)] == [7, 2]
+    assert read(tmp_path, 1).tree == TreeBudget(5, 4, 24)
+    write(tmp_path, [entry(1, 24, "5x4x24") | {"chain_k": None}])
+    with pytest.raises(ModelFormatError, match="chain_k"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize(
     "bad",
     [

@@ -84,6 +84,7 @@ def test_two_processes_equal_one(kind, accumulation, data, tmp_path):
 
 
 @pytest.mark.multi_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("kind", ["eagle3", "peagle"])
 def test_two_gpus_equal_one_cpu(kind, data, tmp_path):
     """NCCL in place of gloo; float32, whose products differ a little between devices."""
