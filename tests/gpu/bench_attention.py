@@ -253,7 +253,9 @@ def measure(
     if extras:
         kernels.FUSE_ROTATION = False
         record["apart_us"] = round(timed(call, launches), 2)
-        kernels.FUSE_ROTATION = True
+        kernels.FUSE_ROTATION, kernels.PREFETCH = True, False
+        record["no_prefetch_us"] = round(timed(call, launches), 2)
+        kernels.PREFETCH = True
         # What a graph of a larger bound pays for keys that nobody has.
         record["loose_bound_us"] = round(timed(bench.call(case.rows, 4 * case.context), launches), 2)
     record |= {"bits": bits, "errors": errors}
@@ -270,7 +272,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="try plans")
     parser.add_argument("--seconds", type=float, default=60, help="no further case is begun after this")
     parser.add_argument(
-        "--extras", action="store_true", help="also rotation apart, and a bound of 4 contexts"
+        "--extras", action="store_true", help="also rotation apart, no prefetch, 4 times the bound"
     )
     options = parser.parse_args()
     begin = time.monotonic()
