@@ -11,9 +11,9 @@ _MIX = "mix_order_reduction"
 def compile_fixed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile `function` for fixed shapes.
 
-    Inductor's mixed-order reductions give wrong gradients to a vector that is broadcast into some rows of a
-    norm's input (seen in torch 2.11; github.com/pytorch/pytorch/issues/193061). P-EAGLE's mask_hidden is such
-    a vector; its garbage gradient filled the clipping norm, and nothing was learnt. So they are switched off.
+    Inductor's mixed-order reductions are off: in torch 2.10 and 2.11 they can give wrong gradients to a
+    vector that is broadcast into a norm's input, as P-EAGLE's mask_hidden is
+    (github.com/pytorch/pytorch/issues/193061).
     """
     from torch._inductor import config
 

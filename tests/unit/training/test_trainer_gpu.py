@@ -82,10 +82,12 @@ def test_bfloat16_gradients_at_a_real_shape(kind, attention, parts, compiled, tm
     torch._dynamo.reset()
     run = replace(config.run, precision="bfloat16", compile=compiled, attention=attention)
     config = replace(config, run=run, objective=replace(config.objective, **parts))
+    wrong = {}
     for name, gradient in _gradients(config, target, store).items():
         expected = reference[name]
         # By hand: the library's cosine calls vectors shorter than 1e-4 orthogonal.
         cosine = float(gradient @ expected / (gradient.norm() * expected.norm()))
-        assert cosine > 0.98, (name, cosine)
         ratio = float(gradient.norm() / expected.norm())
-        assert 0.9 < ratio < 1.1, (name, ratio)
+        if not (cosine > 0.98 and 0.9 < ratio < 1.1):
+            wrong[name] = (cosine, ratio)
+    assert not wrong

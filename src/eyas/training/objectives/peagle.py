@@ -17,7 +17,6 @@ from eyas.nn.rollout import ChainContext
 from eyas.nn.staircase import KeysValues, StaircaseContext
 from eyas.training.peagle.cod import cap_anchors, capacities, chain_lengths, full_lengths
 from eyas.training.peagle.layout import chain_slots, rollout_slots
-from eyas.training.repeat import repeat_row
 from eyas.training.rows import DraftRows
 from eyas.training.slots import Slots
 
@@ -127,11 +126,10 @@ def mask_inputs(
     """Embeddings and hidden states [B, m, D]: those of r rows, then the mask's for the other slots."""
     assert isinstance(model, PEagleModel)
     batch, num_rows = tokens.shape
-    shape = (batch, num_slots - num_rows)
-    # A matrix of one row: as a vector its product would be left to the compiler's own reductions (repeat.py).
-    shared = model.fuse(model.mask_hidden.unsqueeze(0)).squeeze(0)
+    shape = (batch, num_slots - num_rows, -1)
+    shared = model.fuse(model.mask_hidden)
     if features is None:
-        return repeat_row(model.mask_embedding.to(shared.dtype), *shape), repeat_row(shared, *shape)
+        return model.mask_embedding.to(shared.dtype).expand(shape), shared.expand(shape)
     fused, embedded = model.fuse(features), model.embed(tokens)
-    mask = repeat_row(model.mask_embedding.to(embedded.dtype), *shape)
-    return torch.cat((embedded, mask), 1), torch.cat((fused, repeat_row(shared.to(fused.dtype), *shape)), 1)
+    mask = model.mask_embedding.to(embedded.dtype).expand(shape)
+    return torch.cat((embedded, mask), 1), torch.cat((fused, shared.to(fused.dtype).expand(shape)), 1)
