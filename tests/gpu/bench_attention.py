@@ -22,11 +22,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch.nn import functional
+from triton.runtime.jit import JITFunction
 
 from eyas.kernels.reference.rows import Rows
 from eyas.kernels.settings import use_pdl
@@ -42,6 +44,7 @@ PAGE = 16
 MODELS = {"8b": (32, 8, 128), "135m": (9, 3, 64), "0.5b": (14, 2, 64)}
 UNIT = plans.unit(torch.bfloat16)
 CHOOSE = plans.choose
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -91,11 +94,15 @@ class Bench:
         self.qkv = self._normal(batch, most_rows, self.width)
         self.angles = torch.rand(2, batch, most_rows, self.head_dim // 2, device="cuda")
         self.memo: dict[str, torch.Tensor] = {}
-        # All rows are cached once, so that fewer rows find the others before them.
-        if copies is not None:
-            return
-        self.forced(self.call(most_rows), WALK)(0)
-        self.alone = self.forced(self.call(1), WALK)(0).view(batch, self.heads, self.head_dim)
+        self.alone: torch.Tensor | None = None
+
+    def prepare(self, plan: Plan) -> None:
+        """Cache all rows, so that fewer rows find the others before them; keep what the last gives alone."""
+        if self.alone is None:
+            name = kind(plan, pdl=False)
+            checked(partial(self.forced(self.call(self.qkv.shape[1]), plan), 0), name)
+            alone = checked(partial(self.forced(self.call(1), plan), 0), name)
+            self.alone = alone.view(len(self.table), self.heads, self.head_dim)
 
     @staticmethod
     def _normal(*shape: int) -> torch.Tensor:
@@ -196,6 +203,11 @@ def candidates(case: Case) -> list[Plan]:
     return list(dict.fromkeys(tried))
 
 
+def kind(plan: Plan, *, pdl: bool) -> str:
+    """What decides whether a plan's kernel can fault: all but the number of splits."""
+    return short(replace(plan, splits=0)) + (" pdl" if pdl else "")
+
+
 def short(plan: Plan) -> str:
     """Form for a key: unit, chunk or walk, tile's pairs, splits, warps, stages, fold."""
     kind = {UNIT: "unit", CHUNK: "chunk", 0: "walk"}[plan.state]
@@ -203,23 +215,38 @@ def short(plan: Plan) -> str:
     return f"{kind} m{plan.block_m} x{plan.splits} w{plan.warps} st{plan.stages}{fold}"
 
 
-def compile_one(case: Case, plan: Plan, *, pdl: bool) -> str:
-    """In another process: run once, so that the compiled kernel lies in Triton's cache; "" or the error."""
+def compile_one(case: Case, plan: Plan, *, pdl: bool) -> None:
+    """In another process: compile the kernels of a call into Triton's cache and launch nothing."""
+    run = JITFunction.run
+    JITFunction.run = lambda *given, **options: run(*given, **options | {"warmup": True})
     try:
         with torch.no_grad(), use_pdl(pdl):
             bench = bench_of(case.model, case.batch, case.context, max(case.rows, 8), 1)
             bench.forced(bench.call(case.rows), plan)(0)
-            torch.cuda.synchronize()
-    except Exception as error:  # noqa: BLE001 - a plan that fails is reported, not fatal
-        return f"{type(error).__name__}: {error}"[:300]
-    return ""
+    finally:
+        JITFunction.run = run
 
 
-def measure(
-    case: Case, tried: list[Plan], failed: dict[tuple[Plan, bool], str], *, extras: bool
-) -> dict[str, object]:
-    """Time every plan of a case, without and with PDL, and compare its bits."""
+class FaultError(Exception):
+    """The kernel of a plan has broken this process' CUDA context."""
+
+
+def checked(call: Callable[[], Result], name: str) -> Result:
+    """What call() returns, waited for, so that a fault is blamed on the plan that has it."""
+    try:
+        out = call()
+        torch.cuda.synchronize()
+    except Exception as error:
+        if "CUDA" in str(error):
+            raise FaultError(name) from error
+        raise
+    return out
+
+
+def measure(case: Case, tried: list[Plan], bad: list[str], *, extras: bool) -> dict[str, object]:
+    """Time every plan of a case, without and with PDL, and compare its bits; `bad` plans are left out."""
     bench = bench_of(case.model, case.batch, case.context, max(case.rows, 8))
+    bench.prepare(next(plan for plan in (WALK, *tried) if kind(plan, pdl=False) not in bad))
     launches = min(max(bench.copies, 10), 40)
     rows_bytes = 2 * case.batch * case.rows * bench.width * 2
     floor = (bench.kv_bytes + rows_bytes) / READ_BYTES_A_SECOND * 1e6
@@ -227,20 +254,16 @@ def measure(
     figures: dict[str, float] = {}
     bits = True
     errors: dict[str, str] = {}
-    for plan in tried:
-        for pdl in (False, True):
+    for pdl in (False, True):
+        for plan in tried:
             name = short(plan) + (" pdl" if pdl else "")
-            if failed.get((plan, pdl)):
-                errors[name] = failed[plan, pdl]
+            if kind(plan, pdl=pdl) in bad:
+                errors[name] = "faults"
                 continue
             forced = bench.forced(call, plan)
-            try:
-                with use_pdl(pdl):
-                    same = bench.agrees(forced(0))
-                    figures[name] = round(timed(forced, launches), 2)
-            except Exception as error:  # noqa: BLE001
-                errors[name] = f"{type(error).__name__}: {error}"[:300]
-                continue
+            with use_pdl(pdl):
+                same = bench.agrees(checked(partial(forced, 0), kind(plan, pdl=pdl)))
+                figures[name] = round(checked(partial(timed, forced, launches), kind(plan, pdl=pdl)), 2)
             if not same:
                 bits = False
                 errors[name] = "other bits"
@@ -274,31 +297,47 @@ def main() -> None:
     parser.add_argument(
         "--extras", action="store_true", help="also rotation apart, no prefetch, 4 times the bound"
     )
+    parser.add_argument("--resume", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    begin = time.monotonic()
+    # After a fault the process starts anew, without the plan that had it.
+    state = json.loads(options.resume or json.dumps({"begin": time.time(), "done": 0, "bad": []}))
     cases = [case for case in CASES if options.model in (None, case.model)]
     tried = {case: candidates(case) if options.tune else [case.plan()] for case in cases}
     workers = max(1, min(14, (os.cpu_count() or 2) - 2))
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
-    for model in dict.fromkeys(case.model for case in cases):
-        for rows in (8, 1):
-            pool.submit(compile_one, Case(model, 1, rows, 1024), WALK, pdl=False)
-    jobs: dict[Case, dict[tuple[Plan, bool], Future[str]]] = {
-        case: {
-            (p, pdl): pool.submit(compile_one, case, p, pdl=pdl) for p in tried[case] for pdl in (False, True)
-        }
-        for case in cases
-    }
-    with torch.no_grad():
+    jobs: dict[Case, list[Future[None]]] = {}
+    if not options.resume:
         for case in cases:
-            if time.monotonic() - begin > options.seconds:
+            plans_of = [(plan, pdl) for pdl in (False, True) for plan in tried[case]]
+            rows = {case.rows, 1, 8} if case.batch == 1 and case.context == CASES[0].context else {case.rows}
+            jobs[case] = [
+                pool.submit(compile_one, replace(case, rows=r), WALK, pdl=False) for r in rows if r <= 8
+            ]
+            jobs[case] += [pool.submit(compile_one, case, plan, pdl=pdl) for plan, pdl in plans_of]
+    with torch.no_grad():
+        for index, case in enumerate(cases):
+            if index < state["done"]:
+                continue
+            if time.time() - state["begin"] > options.seconds:
                 break
-            failed = {key: job.result() for key, job in jobs[case].items()}
+            failed = [str(job.exception())[:300] for job in jobs.get(case, []) if job.exception()]
+            record: dict[str, object] = {**asdict(case)}
             try:
-                record = measure(case, tried[case], failed, extras=options.extras)
+                record = measure(case, tried[case], state["bad"], extras=options.extras)
+            except FaultError as error:
+                state |= {"done": index, "bad": [*state["bad"], str(error)]}
+                print(
+                    json.dumps(record | {"fault": str(error), "cause": str(error.__cause__)[:300]}),
+                    flush=True,
+                )
+                pool.shutdown(wait=False, cancel_futures=True)
+                given = sys.argv[1 : sys.argv.index("--resume")] if options.resume else sys.argv[1:]
+                os.execv(sys.executable, [sys.executable, __file__, *given, "--resume", json.dumps(state)])
             except Exception as error:  # noqa: BLE001 - the other cases are worth having
-                record = {**asdict(case), "error": f"{type(error).__name__}: {error}"[:500]}
-            print(json.dumps(record | {"seconds": round(time.monotonic() - begin, 1)}), flush=True)
+                record["error"] = f"{type(error).__name__}: {error}"[:500]
+            if failed:
+                record["not_compiled"] = failed
+            print(json.dumps(record | {"seconds": round(time.time() - state["begin"], 1)}), flush=True)
     pool.shutdown(wait=False, cancel_futures=True)
 
 
