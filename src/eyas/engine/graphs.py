@@ -10,7 +10,8 @@ waits for a launch of its own, so this is for measuring.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -78,7 +79,6 @@ class StepGraphs:
 
     def __init__(self, models: StepModels, state: EngineState, *, by_phase: bool = False) -> None:
         self.models, self.state, self.by_phase = models, state, by_phase
-        self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[tuple[int, Variant], Captured] = {}
 
     def run(self, batch: tuple[int, ...], variant: Variant, mark: Mark) -> Report:
@@ -121,21 +121,30 @@ class StepGraphs:
     def _capture(self, bucket: int, variant: Variant) -> Captured:
         models, state = self.models, self.state
         trash = torch.full((bucket,), state.num_slots, dtype=torch.int64, device=state.device)
+        self._rehearse(lambda: whole(models, state, trash, variant))
+        if self.by_phase and models.drafter is not None:
+            first, verify_graph = self._record(lambda: first_half(models, state, trash, variant))
+            report, draft_graph = self._record(lambda: second_half(models, state, first, variant))
+            return Captured(trash, report, [(verify_graph, "verify_seconds"), (draft_graph, "draft_seconds")])
+        # Without a drafter the second half launches nothing.
+        report, graph = self._record(lambda: whole(models, state, trash, variant))
+        return Captured(trash, report, [(graph, "verify_seconds" if self.by_phase else "step_seconds")])
+
+    def _rehearse(self, function: Callable[[], object]) -> None:
+        """Run what is to be captured twice: the first run compiles kernels and may allocate the rows of q."""
         current = torch.cuda.current_stream()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(current)
         with torch.cuda.stream(side):
-            # Twice: the first run compiles kernels and may allocate the rows of q.
             for _ in range(2):
-                whole(models, state, trash, variant)
+                function()
         current.wait_stream(side)
         torch.cuda.synchronize()
-        if not self.by_phase:
-            report, graph = self._record(lambda: whole(models, state, trash, variant))
-            return Captured(trash, report, [(graph, "step_seconds")])
-        first, verify_graph = self._record(lambda: first_half(models, state, trash, variant))
-        report, draft_graph = self._record(lambda: second_half(models, state, first, variant))
-        return Captured(trash, report, [(verify_graph, "verify_seconds"), (draft_graph, "draft_seconds")])
+
+    @cached_property
+    def _pool(self) -> Any:
+        """Memory that all graphs share."""
+        return torch.cuda.graph_pool_handle()
 
     def _record(self, function: Callable[[], T]) -> tuple[T, torch.cuda.CUDAGraph]:
         """What a function returns, and the graph of what it launched."""

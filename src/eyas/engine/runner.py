@@ -1,4 +1,17 @@
-"""The host's loop: schedule, prefill, launch a decode step, read a report (with overlap the last step's)."""
+"""The host's loop: schedule, prefill, launch a decode step, read a report (with overlap the last step's).
+
+What the host does for a decode step of B requests when nobody joins or leaves, in this order:
+
+    schedule    passes over B: pages for the step after the one in flight, who decodes
+    pages       only where a request has come to a new page: one pinned upload for all of them, one write
+    variant     a pass over B: needs, log-probabilities, longest context; K by batch size
+    launch      a look-up by (bucket, variant), the slots if the batch changed, one graph launch
+    report      a copy to pinned memory and an event; two more events for the clock
+    land        wait for the event of the step before; its report as a list; a pass over B (postprocess)
+
+With overlap all but the launch runs while the device works. An admission adds about ten small launches and a
+prefill, on the same stream; none of them waits for the device.
+"""
 
 import time
 from collections.abc import Callable, Sequence

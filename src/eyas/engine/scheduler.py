@@ -177,7 +177,7 @@ class Scheduler:
             shared = self._find(request)
             need = self._pages_for(known) - len(shared)
             free = self.blocks.num_free - self.blocks.num_unowned(shared)
-            # Leave a page for each running request that may still grow, else the newcomer is preempted at once.
+            # Leave a page for each running request that may still grow, else the newcomer is preempted soon.
             most = self._pages_for(self.max_len)
             spare = sum(len(one.pages) < most for one in self.running)
             if need + spare > free and (self.running or need > free):

@@ -136,11 +136,12 @@ class EngineState:
         self.last_token[rows[0]] = rows[2]
         self.limit[rows[0]] = rows[3]
         self.stops_at_eos[rows[0]] = rows[4].bool()
-        self.live[rows[0]] = True
         self.draft_limit[rows[0]] = rows[5]
-        self.drafts[rows[0]] = -1
+        # Not `live[...] = True`: at CUDA indices torch copies the number from the host and waits for it.
+        self.live.index_fill_(0, rows[0], value=True)
+        self.drafts.index_fill_(0, rows[0], -1)
         if self.draft_probs is not None:
-            self.draft_probs[rows[0]] = 0.0
+            self.draft_probs.index_fill_(0, rows[0], 0.0)
         self.set_pages([(r.slot, i, page) for r in requests for i, page in enumerate(r.pages)])
         for request in requests:
             self._set_sampling(request)

@@ -264,7 +264,8 @@ def commit(state: EngineState, slots: Tensor, draft: Draft | None) -> None:
     """Keep the new drafts; places that have none hold -1."""
     if draft is None:
         if state.num_draft_tokens:
-            state.drafts[slots] = -1
+            # An assignment of a number would copy it from the host and wait (`test_step_is_static`).
+            state.drafts.index_fill_(0, slots, -1)
         return
     missing = state.num_draft_tokens - draft.tokens.shape[1]
     tokens = functional.pad(draft.tokens, (0, missing), value=-1) if missing else draft.tokens

@@ -8,7 +8,8 @@ from eyas.engine.graphs import bucket_of, top_bucket, visible_bound
 from eyas.engine.llm import LLM
 from eyas.engine.sampler import Needs
 from eyas.engine.step import Variant, whole
-from fakes import naive_greedy, random_head
+from fakes import naive_greedy, random_head, small_model
+from replayed import with_graphs
 from tiny import tiny_target
 from tree_fakes import tree_head
 
@@ -62,3 +63,56 @@ def test_padding_with_the_trash_row_changes_nothing(kind, needs, shape):
         tokens = request.output_ids
         assert len(tokens) >= 5
         assert tokens == naive_greedy(target, prompt, len(tokens))
+
+
+DRAFTERS = {
+    "plain": lambda target: None,
+    "eagle3": lambda target: random_head(target, "eagle3", 3),
+    "peagle": lambda target: random_head(target, "peagle", 3),
+    "peagle tree": lambda target: tree_head(target, "peagle", "3x2x6"),
+    "sampled": lambda target: small_model(target, 3, same=True, sample=True),
+}
+PROMPTS = [[3, 4, 5], [7], list(range(1, 20)), [9, 9, 9], [60, 50, 40]]
+
+
+PARAMS = {
+    "greedy": SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True),
+    "filtered": SamplingParams(temperature=0.9, seed=3, top_k=20, max_tokens=9, ignore_eos=True),
+    "rich": SamplingParams(temperature=0.0, frequency_penalty=0.5, logprobs=2, max_tokens=9, ignore_eos=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "by_phase"),
+    [
+        ("plain", "greedy", False),
+        ("plain", "rich", True),
+        ("eagle3", "greedy", True),
+        ("peagle", "rich", False),
+        ("peagle tree", "greedy", False),
+        ("peagle tree", "filtered", True),
+        ("sampled", "filtered", False),
+    ],
+)
+def test_captured_buffers_give_what_eager_steps_give(kind, params, by_phase):
+    """Padded buckets, static tensors, a step in flight, joins and leaves; against eager steps in order."""
+    target, outputs = tiny_target(), []
+    for overlap in (True, False):
+        options = {"max_model_len": 64, "page_size": 4, "max_num_seqs": 4, "overlap": overlap}
+        llm = LLM(target, DRAFTERS[kind](target), **options)
+        if overlap:
+            with_graphs(llm, by_phase=by_phase)
+            captured = llm._runner._graphs._captured
+        for prompts in (PROMPTS[:1], PROMPTS[:2], PROMPTS):
+            outputs += [output.outputs[0] for output in llm.generate(prompts, PARAMS[params])]
+
+    assert sorted(bucket for bucket, _ in captured) == [1, 2, 4]
+    for entry in captured.values():
+        phases = [phase for _, phase in entry.graphs]
+        halves = ["verify_seconds"] if kind == "plain" else ["verify_seconds", "draft_seconds"]
+        assert phases == (halves if by_phase else ["step_seconds"])
+        assert all(graph.num_replays > 0 for graph, _ in entry.graphs)
+    for one, other in zip(outputs[:8], outputs[8:], strict=True):
+        assert one.token_ids == other.token_ids
+        if params == "rich":
+            assert [entry[0].rank for entry in one.logprobs] == [entry[0].rank for entry in other.logprobs]
