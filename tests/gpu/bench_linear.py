@@ -110,14 +110,21 @@ def inputs(case: Case, rows: int) -> dict[str, torch.Tensor]:
     return made
 
 
-def ours(case: Case, tiles: Tiling, weight: torch.Tensor, given: dict[str, torch.Tensor]) -> torch.Tensor:
+def ours(
+    case: Case,
+    tiles: Tiling,
+    weight: torch.Tensor,
+    given: dict[str, torch.Tensor],
+    dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """The fused product; in float32 its sums as they are, of which bfloat16 hides most differences."""
     x = given["x"]
     norm = {"norm_weight": given["norm_weight"], "eps": EPS} if case.norm else {}
     if case.kind == "head":
         largest, ids = x.new_empty(len(x)), x.new_empty(len(x), dtype=torch.int64)
         kernels.launch_max(tiles, x, weight, largest, ids, **norm)
         return ids
-    out = x.new_empty(len(x), case.out)
+    out = x.new_empty(len(x), case.out, dtype=dtype)
     kernels.launch(tiles, x, weight, out, residual=given.get("residual"), gated=case.kind == "gated", **norm)
     return out
 
@@ -171,18 +178,7 @@ def candidates(case: Case, rows: int) -> list[Tiling]:
     base = table_of(case, rows)
     fitting = max(16, 1 << (rows - 1).bit_length())
     if base.parts:
-        cuts = [replace(base, parts=parts, warps=parts) for parts in (2, 4, 8)]
-        shapes = (
-            ((16, 8), (16, 16), (32, 8), (32, 16)) if rows <= 8 else ((16, 16), (32, 16), (16, 32), (32, 32))
-        )
-        cuts += [replace(base, block_out=out, block_rows=block) for out, block in shapes]
-        cuts += [Tiling(16, 16, 64, 4, 9)] if rows <= 16 else [Tiling(32, 64, 64, 4, 5)]
-        if rows > MAX_SKINNY_ROWS:
-            cuts += [
-                Tiling(64, 64, 64, 4, 4),
-                Tiling(64, 128, 64, 4, 4, tma=True),
-                replace(base, block_out=64),
-            ]
+        cuts = short_candidates(base.parts, rows)
     elif rows <= MAX_SKINNY_ROWS:
         stages = (3, 4, 5, 6)
         cuts = [Tiling(64, fitting, 128, 4, count) for count in stages if case.size % 128 == 0]
@@ -203,18 +199,44 @@ def candidates(case: Case, rows: int) -> list[Tiling]:
     cuts = [replace(cut, splits=base.splits, parallel=base.parallel) for cut in cuts if fits(case, cut)]
     if base.splits > 1:
         cuts += [replace(base, parallel=not base.parallel), replace(base, splits=1, parallel=False)]
+    elif case.kind == "linear" and not base.parts and rows <= MAX_SKINNY_ROWS:
+        cuts += [replace(base, splits=2, parallel=True, stages=stages) for stages in (3, 4, base.stages)]
     return list(dict.fromkeys([base, *cuts]))
+
+
+def short_candidates(parts: int, rows: int) -> list[Tiling]:
+    """Of a small model: parts side by side for few rows, one after another for many, both in between."""
+    few = ((16, 8), (16, 16), (32, 8)) if rows <= 64 else ()
+    cuts = [Tiling(out, block, 0, parts, 1, parts=parts, parallel=True) for out, block in few]
+    if rows > 8:
+        many = ((16, 16, 4), (16, 32, 4), (16, 64, 4), (32, 32, 4), (32, 64, 4), (32, 128, 4), (32, 128, 8))
+        cuts += [
+            Tiling(out, block, 0, warps, stages, parts=parts)
+            for out, block, warps in many
+            if block < 2 * rows
+            for stages in (2, 3, 4)
+        ]
+    if rows > MAX_SKINNY_ROWS:
+        cuts += [Tiling(64, 64, 64, 4, 4), Tiling(64, 128, 64, 4, 4, tma=True)]
+    else:
+        cuts += [Tiling(16, max(16, min(rows, 64)), 64, 4, 9)]
+    return cuts
 
 
 def fits(case: Case, cut: Tiling) -> bool:
     """Whether the tiles in flight go into shared memory, and the sums into registers."""
     wide = cut.block_out * (2 if case.kind == "gated" else 1)
     sums = wide * cut.block_rows / (32 * cut.warps)
-    return (wide + cut.block_rows) * cut.block_k * 2 * cut.stages <= 227 * 1024 and sums <= 160
+    depth = cut.block_k
+    if cut.parts:
+        # A part's whole length is one tile; with all of K at once nothing is in flight but in registers.
+        depth = 0 if cut.parallel else -(-case.size // (16 * cut.parts)) * 16
+        sums *= 2
+    return (wide + cut.block_rows) * depth * 2 * (cut.stages - bool(cut.parts)) <= 227 * 1024 and sums <= 160
 
 
-def compile_all(jobs: list[tuple[Case, int, Tiling]]) -> list[str]:
-    """Run every tiling once, by threads: "" where it ran, else the error."""
+def compile_all(jobs: list[tuple[Case, int, Tiling]], *, floats: bool = False) -> list[str]:
+    """Run every tiling once, in threads: "" if it ran, else the error; floats: with float32 results too."""
     weights: dict[tuple[int, int], torch.Tensor] = {}
     for case, _, _ in jobs:
         shape = (case.weights, case.size)
@@ -225,7 +247,8 @@ def compile_all(jobs: list[tuple[Case, int, Tiling]]) -> list[str]:
         case, rows, tiles = job
         try:
             with torch.no_grad():
-                ours(case, tiles, weights[case.weights, case.size], inputs(case, rows))
+                for dtype in (torch.bfloat16, torch.float32)[: 1 + (floats and case.kind != "head")]:
+                    ours(case, tiles, weights[case.weights, case.size], inputs(case, rows), dtype)
         except Exception as error:  # noqa: BLE001 - a tiling that does not fit is a result
             return f"{type(error).__name__}: {error}"[:200]
         return ""
@@ -246,7 +269,7 @@ def tune(cases: list[Case], all_rows: list[int], deadline: float) -> None:
         mine = [case for case in cases if case.model == model]
         jobs = [(case, rows, tiles) for case in mine for tiles in candidates(case, rows)]
         started = time.monotonic()
-        outcome = dict(zip(jobs, compile_all(jobs), strict=True))
+        outcome = dict(zip(jobs, compile_all(jobs, floats=True), strict=True))
         emit({"model": model, "rows": rows, "compiled": len(jobs), "seconds": time.monotonic() - started})
         for case in mine:
             if time.monotonic() > deadline + 5:
@@ -258,7 +281,7 @@ def tuned(case: Case, rows: int, outcome: dict[tuple[Case, int, Tiling], str]) -
     """The line of one product."""
     weight, given = weights_of(case.weights, case.size)[0], inputs(case, rows)
     base = table_of(case, rows)
-    expected = ours(case, base, weight, given)
+    expected = ours(case, base, weight, given, torch.float32)
     found: list[dict[str, object]] = []
     for tiles in candidates(case, rows):
         record: dict[str, object] = {"us": None, "tiling": vars_of(tiles)}
@@ -267,7 +290,7 @@ def tuned(case: Case, rows: int, outcome: dict[tuple[Case, int, Tiling], str]) -
             record["error"] = failed
         else:
             record["us"] = round(time_of(case, rows, tiles), 2)
-            record["same_bits"] = torch.equal(ours(case, tiles, weight, given), expected)
+            record["same_bits"] = torch.equal(ours(case, tiles, weight, given, torch.float32), expected)
         found.append(record)
     line = {"model": case.model, "name": case.name, "rows": rows, "floor_us": round(floor_of(case, rows), 2)}
     line["table_us"], line["table"] = found[0]["us"], vars_of(base)

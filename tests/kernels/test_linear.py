@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -18,6 +19,20 @@ from eyas.kernels.triton.linear_tiling import WIDE, Tiling, tiling
 from eyas.nn.linear import Linear, pack_linears
 from eyas.nn.mlp import GatedMLP
 from eyas.nn.norm import RMSNorm
+
+if find_spec("triton"):
+    import triton
+    import triton.language as tl
+
+    from eyas.kernels.triton.linear_short import _in_turn, _squares
+
+    @triton.jit
+    def order_kernel(x_ptr, turn_ptr, tree_ptr, P: tl.constexpr, R: tl.constexpr, L: tl.constexpr):
+        part, row, k = tl.arange(0, P), tl.arange(0, R), tl.arange(0, L)
+        x = tl.load(x_ptr + (part[:, None, None] * R + row[None, :, None]) * L + k[None, None, :])
+        tl.store(turn_ptr + row[:, None] * L + k[None, :], _in_turn(x))
+        tl.store(tree_ptr + row, _squares(x))
+
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -184,6 +199,12 @@ CUTS = {
         _cut(splits=3, block_out=32),
     ],
     "copy engine": [_cut(tma=on) for on in (False, True)],
+    "parts": [
+        _cut(parts=4, block_rows=8, parallel=True),
+        _cut(parts=4, parallel=True),
+        _cut(parts=4),
+        _cut(parts=4, block_out=32, stages=3),
+    ],
 }
 
 
@@ -207,6 +228,23 @@ def test_the_cut_does_not_change_bits(name):
         # The interpreter multiplies by numpy, whose own order depends on the tile's shape and strides.
         if not INTERPRETED or name == "splits in turn":
             assert torch.equal(result, results[0])
+
+
+@pytest.mark.gpu
+def test_sums_are_in_the_order_they_say():
+    """Float32 sums of other orders have other bits."""
+    x = _random(8, 16, 32, dtype=torch.float32, seed=3)
+    in_turn, tree = torch.empty(16, 32, device=DEVICE), torch.empty(16, device=DEVICE)
+    order_kernel[(1,)](x, in_turn, tree, 8, 16, 32, num_warps=8, enable_fp_fusion=False)
+    expected = x[0]
+    for part in x[1:]:
+        expected = expected + part
+    assert torch.equal(in_turn, expected)
+    # k is natural: part after part. Neighbours first.
+    squares = (x * x).permute(1, 0, 2).reshape(16, -1)
+    while squares.shape[1] > 1:
+        squares = squares[:, 0::2] + squares[:, 1::2]
+    assert torch.equal(tree, squares[:, 0])
 
 
 def _alone(call, x, residual=None):
@@ -243,6 +281,30 @@ def test_a_row_has_the_same_bits_in_any_batch(name, epilogue):
             # In another place, and beside other rows.
             flipped = call(x.flip(0), None if residual is None else residual[:rows].flip(0))
             assert torch.equal(flipped.flip(0)[:4], alone[: len(got)]), f"{rows} rows, turned round"
+
+
+@pytest.mark.parametrize("name", [*REAL, *(f"{model} gate_up" for model in REAL_GATED)])
+@ON_GPU_ONLY
+@pytest.mark.gpu
+def test_the_sums_of_a_row_are_the_same_float32_in_any_batch(name):
+    """Before they are rounded to 16 bits, which hides most differences."""
+    from eyas.kernels.triton import linear as kernels
+
+    gated = name.endswith("gate_up")
+    out, size = REAL_GATED[name.split()[0]] if gated else REAL[name]
+    problem = _problem(max(ROW_COUNTS), size, out * 2 if gated else out, torch.bfloat16)
+
+    def sums(x):
+        made = torch.empty(len(x), out, device=DEVICE)
+        norm = {"norm_weight": problem["norm_weight"], "eps": 1e-5}
+        cut = tiling(out, size, len(x), gated=gated)
+        kernels.launch(cut, x, problem["weight"], made, gated=gated, **norm)
+        return made
+
+    alone = torch.cat([sums(row[None]) for row in problem["x"][:4]])
+    for rows in ROW_COUNTS:
+        turned = sums(problem["x"][:rows].flip(0)).flip(0)
+        assert torch.equal(turned[:4], alone[: len(turned)]), f"{rows} rows"
 
 
 @pytest.mark.parametrize("normed", [False, True])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from eyas.kernels.triton import linear_kernels
+from eyas.kernels.triton.linear_parts import parts_kernel
 from eyas.kernels.triton.linear_short import short_kernel
 from eyas.kernels.triton.linear_tiling import WIDE, tiling
 
@@ -16,6 +17,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
 MOST_SHARED_BYTES = 227 * 1024
+INSTRUCTION = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 # kind, out, in, rows
 SHORT = [
     (kind, out, size, rows)
@@ -26,14 +28,16 @@ SHORT = [
         ("linear", 576, 1728),
         ("norm", 1152, 896),
     )
-    for rows in (8, 64)
+    for rows in (8, 32)
 ]
+PARTS = [(kind, out, size, rows) for kind, out, size, few in SHORT if few == 8 for rows in (64, 512)]
 LOOPS = [
     *(("gated", 14336, 4096, rows) for rows in (8, 64, 128, 512)),
     *(("linear", 6144, 4096, rows) for rows in (8, 64, 128, 512)),
     *(("linear", 4096, 4096, rows) for rows in (8, 64, 512)),
     *(("head", 128256, 4096, rows) for rows in (8, 64, 512)),
-    *(("head", 49152, 576, rows) for rows in (8, 64)),
+    *(("head", 49152, 576, rows) for rows in (8, 64, 512)),
+    ("gated", 4864, 896, 512),
     ("linear", 896, 4864, 8),
 ]
 
@@ -85,7 +89,45 @@ def test_a_short_product_asks_for_everything_before_it_waits(kind, out, size, ro
     assert "ld.global" in ptx[:first_wait]
     assert "ld.global" not in ptx[first_wait:]
     assert "st.shared" not in ptx[:first_wait]
+    assert INSTRUCTION in ptx
     assert "wgmma" not in ptx
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pdl", [False, True])
+@pytest.mark.parametrize(("kind", "out", "size", "rows"), PARTS)
+def test_parts_one_after_another_use_the_instruction_of_parts_side_by_side(
+    kind, out, size, rows, pdl, tmp_path
+):
+    tiles = tiling(out, size, rows, gated=kind == "gated")
+    assert not tiles.parallel
+    constants = {"OUT": out, "K": size, "BLOCK_OUT": tiles.block_out, "BLOCK_ROWS": tiles.block_rows}
+    constants |= {"PARTS": tiles.parts, "GATED": kind == "gated", "ORDERED": True}
+    constants |= {"PDL": pdl, "PREFETCH": 16 if pdl else 0}
+    absent = ["bias_ptr", *([] if kind == "linear" else ["residual_ptr"])]
+    compiled = _compile(parts_kernel, constants, tiles, absent)
+    assert _stack_bytes(compiled, tmp_path) == 0
+    # Two programs an SM.
+    assert compiled.metadata.shared <= MOST_SHARED_BYTES // 2
+    ptx = compiled.asm["ptx"]
+    assert "cp.async" in ptx
+    assert INSTRUCTION in ptx
+    assert "wgmma" not in ptx
+
+
+@pytest.mark.slow
+def test_a_part_of_one_product_is_not_folded_into_the_sum():
+    """K 512 in 4 parts is one product a part; the sum over parts must add it, not start it from the total."""
+    tiles = tiling(960, 512, 64)
+    constants = {"OUT": 960, "K": 512, "BLOCK_OUT": tiles.block_out, "BLOCK_ROWS": tiles.block_rows}
+    constants |= {"PARTS": tiles.parts, "GATED": False, "PDL": False, "PREFETCH": 0}
+    added = []
+    for ordered in (False, True):
+        compiled = _compile(
+            parts_kernel, constants | {"ORDERED": ordered}, tiles, ["bias_ptr", "residual_ptr"]
+        )
+        added.append(len(re.findall(r"add\.(?:rn\.)?f32", compiled.asm["ptx"])))
+    assert added[0] == 0 < added[1]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Batch-invariant matrix products with fused bias, residual, SiLU and argmax (linear_kernels.py).
 
-The norm before a product is a launch of its own, except where launches are the cost (linear_short.py).
+The norm before a product is a launch of its own, except where launches are the cost (linear_short.py, whose
+bits more rows get from linear_parts.py).
 
 Any number of rows; the same bits for a row whatever the others are. 16-bit types multiply on tensor cores
 and add in float32; float32 multiplies exactly as float32 (slow: for tests).
@@ -15,6 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.kernels.settings import settings
 from eyas.kernels.triton import linear_kernels as kernels
+from eyas.kernels.triton.linear_parts import parts_kernel
 from eyas.kernels.triton.linear_short import short_kernel
 from eyas.kernels.triton.linear_tiling import Tiling, tiling
 from eyas.kernels.triton.norm import rms_norm
@@ -90,7 +92,7 @@ def launch(
     rows, size = x.shape
     width = out.shape[-1]
     residual = None if residual is None else residual.contiguous()
-    if tiles.parts:
+    if tiles.parts and tiles.parallel:
         grid = (triton.cdiv(width, tiles.block_out), triton.cdiv(rows, tiles.block_rows))
         short_kernel[grid](
             x,
@@ -116,6 +118,25 @@ def launch(
         return
     x = _normed(x, norm_weight, eps)
     programs = triton.cdiv(width, tiles.block_out) * triton.cdiv(rows, tiles.block_rows)
+    if tiles.parts:
+        parts_kernel[(programs,)](
+            x,
+            weight.contiguous(),
+            bias,
+            residual,
+            out,
+            rows,
+            x.stride(0),
+            OUT=width,
+            K=size,
+            BLOCK_OUT=tiles.block_out,
+            BLOCK_ROWS=tiles.block_rows,
+            PARTS=tiles.parts,
+            GATED=gated,
+            ORDERED=x.is_cuda,
+            **_options(tiles, x, weight, "PREFETCH"),
+        )
+        return
     partial = arrived = None
     if tiles.parallel:
         partial = x.new_empty(
@@ -140,7 +161,7 @@ def launch(
         LENGTH=triton.cdiv(size, tiles.splits * tiles.block_k) * tiles.block_k,
         PARALLEL=tiles.parallel,
         GATED=gated,
-        **_options(tiles, x, weight),
+        **_options(tiles, x, weight, "TMA", "PREFETCH"),
     )
 
 
@@ -174,7 +195,7 @@ def launch_max(
         BLOCK_OUT=tiles.block_out,
         BLOCK_ROWS=tiles.block_rows,
         BLOCK_K=tiles.block_k,
-        **_options(tiles, x, weight),
+        **_options(tiles, x, weight, "TMA", "PREFETCH"),
     )
     kernels.max_of_tiles_kernel[(rows,)](
         values,
@@ -220,21 +241,20 @@ def _operands(tiles: Tiling, x: Tensor, weight: Tensor) -> tuple[Any, Any]:
     )
 
 
-def _options(tiles: Tiling, x: Tensor, weight: Tensor) -> dict[str, int | bool]:
-    """Launch options; multiply-adds are not contracted, so that every variant rounds alike."""
+def _options(tiles: Tiling, x: Tensor, weight: Tensor, *names: str) -> dict[str, int | bool]:
+    """Launch options, and those of the kernel's own that `names` lists."""
     tma = _uses_tma(tiles, x, weight)
     lines = min(triton.next_power_of_2(triton.cdiv(x.shape[1] // tiles.splits, 64)), 16)
-    return {
-        "TMA": tma,
-        "PREFETCH": lines if settings.pdl and not tma else 0,
-        "num_warps": tiles.warps,
-        "num_stages": tiles.stages,
-        **_pdl(),
-    }
+    own: dict[str, int | bool] = {"TMA": tma, "PREFETCH": lines if settings.pdl and not tma else 0}
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages, **_pdl()}
+    return options | {name: own[name] for name in names}
 
 
 def _pdl() -> dict[str, bool]:
-    """The options that every kernel here shares; the launch attribute only where it is wanted."""
+    """What every kernel here shares; the launch attribute only where it is wanted.
+
+    Multiply-adds are not contracted, so that every variant rounds alike.
+    """
     options = {"PDL": settings.pdl, "enable_fp_fusion": False}
     return options | ({"launch_pdl": True} if settings.pdl else {})
 

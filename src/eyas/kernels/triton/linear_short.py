@@ -1,10 +1,11 @@
 """Products of a small model: latency is their cost, so all that a program reads is asked for at once.
 
-A program holds the whole K of its weights and of 16 rows in registers. K is cut into PARTS, one for every
-warp: the chain of multiply-adds, each of which waits for the one before, is PARTS times shorter.
+A program holds the whole K of its weights and of 8 or 16 rows in registers. K is cut into PARTS, one for
+every warp: the chain of multiply-adds, each of which waits for the one before, is PARTS times shorter.
 
-A row's bits: 16-wide tensor core steps in ascending k within a part, then the parts' sum, in the order that
-follows from PARTS. The tile is the same for any number of rows.
+A row's bits: 16-wide tensor core steps in ascending k within a part, then the parts in order; squares for
+the norm as a tree. All of it is spelt out: a sum that the compiler orders depends on the tile, and many rows
+take other tiles and other kernels (linear_parts.py, norm.py).
 
 Legend: K in, OUT out (of one half if GATED), P parts (of K), O outputs of a tile, R rows of a block.
 """
@@ -12,6 +13,8 @@ Legend: K in, OUT out (of one half if GATED), P parts (of K), O outputs of a til
 # ruff: noqa: ANN001, ANN202, RUF005 - bodies and arguments are Triton's, not Python's
 import triton
 import triton.language as tl
+
+from eyas.kernels.triton.norm import pair_sum
 
 STEP = tl.constexpr(16)
 """Depth of a tensor core instruction in 16-bit types."""
@@ -71,11 +74,11 @@ def _held(slices):
 @triton.jit
 def _normed(slices, scales, eps, K: tl.constexpr):
     """Slices [P, R, length] of rows, divided by their root mean square, times scales [P, 1, length]."""
-    total = tl.sum(tl.sum(slices[0].to(tl.float32) * slices[0].to(tl.float32), axis=2), axis=0)
-    for i in tl.static_range(1, len(slices)):
-        wide = slices[i].to(tl.float32)
-        total += tl.sum(tl.sum(wide * wide, axis=2), axis=0)
-    factor = tl.rsqrt(total / K + eps)[None, :, None]
+    # As rms_norm adds them: a slice is the left half of a tree, the shorter slices are in the right half.
+    total = _squares(slices[len(slices) - 1])
+    for i in tl.static_range(len(slices) - 2, -1, -1):
+        total = _squares(slices[i]) + total
+    factor = tl.rsqrt(total * (1.0 / K) + eps)[None, :, None]
     normed = ()
     for i in tl.static_range(len(slices)):
         x = slices[i]
@@ -86,12 +89,45 @@ def _normed(slices, scales, eps, K: tl.constexpr):
 
 
 @triton.jit
+def _squares(x):
+    """Sums of squares of a slice [P, R, length] -> [R], as a tree."""
+    wide = x.to(tl.float32)
+    by_part = pair_sum(tl.reshape(wide * wide, (x.shape[0] * x.shape[1], x.shape[2])))
+    return pair_sum(tl.trans(tl.reshape(by_part, (x.shape[0], x.shape[1]))))
+
+
+@triton.jit
+def _in_turn(acc):
+    """Sum of [P, O, R] along P: ((0 + 1) + 2) + 3."""
+    pieces = (tl.permute(acc, (1, 2, 0)),)
+    for _ in tl.static_range(6):
+        if pieces[0].shape[2] > 1:
+            pieces = _halves(pieces)
+    total = pieces[0]
+    for i in tl.static_range(1, len(pieces)):
+        total += pieces[i]
+    return tl.reshape(total, (acc.shape[1], acc.shape[2]))
+
+
+@triton.jit
+def _halves(pieces):
+    """Every [O, R, N] as two [O, R, N / 2]."""
+    halves = ()
+    for i in tl.static_range(len(pieces)):
+        x = pieces[i]
+        pairs = tl.permute(tl.reshape(x, (x.shape[0], x.shape[1], 2, x.shape[2] // 2)), (0, 1, 3, 2))
+        first, second = tl.split(pairs)
+        halves = halves + (first, second)  # type: ignore[assignment]
+    return halves
+
+
+@triton.jit
 def _product(weights, rows):
     """Slices [P, O, length] and [P, R, length] -> [O, R] float32."""
     acc = tl.zeros((weights[0].shape[0], weights[0].shape[1], rows[0].shape[1]), tl.float32)
     for i in tl.static_range(len(weights)):
         acc = tl.dot(weights[i], tl.permute(rows[i], (0, 2, 1)), acc, input_precision="ieee")
-    return tl.sum(acc, axis=0)
+    return _in_turn(acc)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

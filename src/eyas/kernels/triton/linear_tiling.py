@@ -31,11 +31,12 @@ class Tiling:
     splits: int = 1
     """parts of K that are summed apart and added in order"""
     parallel: bool = False
-    """whether the splits run in programs of their own"""
+    """whether the splits run in programs of their own, the parts in warps of their own"""
     tma: bool = False
     """tiles fetched by the copy engine (Hopper), which spares the threads their addresses"""
     parts: int = 0
-    """of K, one a warp: all of K at once (linear_short.py). 0: K in a loop (linear_kernels.py)"""
+    """of K, summed apart and added in order: side by side (linear_short.py), else one after another
+    (linear_parts.py). 0: linear_kernels.py"""
 
 
 @lru_cache(maxsize=4096)
@@ -55,7 +56,7 @@ def tiling(out: int, size: int, rows: int, *, gated: bool = False, head: bool = 
     elif rows <= MAX_SKINNY_ROWS:
         tiles = _skinny(out, size, rows, gated=gated)
     else:
-        tiles = _square(out, rows, gated=gated)
+        tiles = _square(out, size, rows, gated=gated, splits=splits)
     programs = -(-out // tiles.block_out) * -(-rows // tiles.block_rows)
     # Side by side where there are SMs for it.
     return replace(tiles, splits=splits, parallel=splits > 1 and programs * splits <= NUM_SMS)
@@ -67,10 +68,13 @@ def _fitting(rows: int) -> int:
 
 
 def _short(size: int, rows: int) -> Tiling:
-    """Few weights, short K: launches and latency are the cost; with more rows, reading the L2 cache."""
+    """Few weights, short K: launches and latency are the cost; with more rows, multiplying."""
     parts = 4 if size <= 640 else 8
-    tile = 16 if rows <= 32 else 32
-    return Tiling(tile, tile, 0, warps=parts, stages=1, parts=parts)
+    if rows <= 32:
+        return Tiling(16, 8 if rows <= 16 else 16, 0, warps=parts, stages=1, parts=parts, parallel=True)
+    if rows <= 128:
+        return Tiling(16, 32, 0, warps=4, stages=4, parts=parts)
+    return Tiling(32, 64, 0, warps=4, stages=3, parts=parts)
 
 
 def _skinny(out: int, size: int, rows: int, *, gated: bool) -> Tiling:
@@ -87,11 +91,19 @@ def _skinny(out: int, size: int, rows: int, *, gated: bool) -> Tiling:
     return Tiling(WIDE, block_rows, 128, 4, 5 if rows <= 16 else 4)
 
 
-def _square(out: int, rows: int, *, gated: bool) -> Tiling:
+def _square(out: int, size: int, rows: int, *, gated: bool, splits: int) -> Tiling:
     """Multiplying is the cost: tiles as large as the registers hold, fetched by the copy engine."""
-    if rows <= 128 and not gated and out < 2 * NUM_SMS * WIDE:
-        return Tiling(WIDE, 128, 64, 4, 6, tma=True)
+    if size < 1024:
+        # Few steps: several programs an SM, so that one multiplies while another ends.
+        return Tiling(WIDE if gated else 2 * WIDE, 128, 64, 4, 3, tma=True)
     if gated:
-        return Tiling(WIDE, 256 if rows > 128 else 128, 64, 8, 4, tma=True)
-    wide = -(-out // (2 * WIDE)) * -(-rows // 256) >= NUM_SMS * 2 // 3
-    return Tiling(2 * WIDE, 256 if wide else 128, 64, 8, 4, tma=True)
+        return Tiling(WIDE, 128, 64, 4, 5, tma=True) if rows > 128 else Tiling(WIDE, 128, 64, 8, 4, tma=True)
+    if rows <= 128 and out < 2 * NUM_SMS * WIDE:
+        return Tiling(WIDE, 128, 64, 4, 6, tma=True)
+    if splits > 1:
+        block_k, stages = (128, 3) if size <= 4096 else (64, 4)
+        return Tiling(2 * WIDE, 128, block_k, 8, stages, tma=True)
+    if -(-out // (2 * WIDE)) * -(-rows // 256) < NUM_SMS:
+        # Less than a wave of the largest tiles: three small programs an SM.
+        return Tiling(WIDE, 128, 64, 4, 3, tma=True)
+    return Tiling(2 * WIDE, 256, 64, 8, 4, tma=True)
