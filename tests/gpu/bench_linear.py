@@ -178,8 +178,9 @@ def candidates(case: Case, rows: int) -> list[Tiling]:
     base = table_of(case, rows)
     fitting = max(16, 1 << (rows - 1).bit_length())
     if base.parts:
-        cuts = short_candidates(base.parts, rows)
-    elif rows <= MAX_SKINNY_ROWS:
+        cuts = [cut for cut in short_candidates(base.parts, rows) if fits(case, cut)]
+        return list(dict.fromkeys([base, *cuts]))
+    if rows <= MAX_SKINNY_ROWS:
         stages = (3, 4, 5, 6)
         cuts = [Tiling(64, fitting, 128, 4, count) for count in stages if case.size % 128 == 0]
         cuts += [Tiling(64, fitting, 64, 4, count) for count in (3, 4, 6, 8)]
@@ -199,7 +200,7 @@ def candidates(case: Case, rows: int) -> list[Tiling]:
     cuts = [replace(cut, splits=base.splits, parallel=base.parallel) for cut in cuts if fits(case, cut)]
     if base.splits > 1:
         cuts += [replace(base, parallel=not base.parallel), replace(base, splits=1, parallel=False)]
-    elif case.kind == "linear" and not base.parts and rows <= MAX_SKINNY_ROWS:
+    elif case.kind == "linear" and rows <= MAX_SKINNY_ROWS:
         cuts += [replace(base, splits=2, parallel=True, stages=stages) for stages in (3, 4, base.stages)]
     return list(dict.fromkeys([base, *cuts]))
 
@@ -307,8 +308,9 @@ def time_of(case: Case, rows: int, tiles: Tiling) -> float:
 def vars_of(tiles: Tiling) -> str:
     """Short form: out x rows x k, splits (p: side by side), warps, stages, copy engine, parts."""
     cut = f"{tiles.block_out}x{tiles.block_rows}x{tiles.block_k} w{tiles.warps} st{tiles.stages}"
-    cut += f" s{tiles.splits}{'p' if tiles.parallel else ''}" if tiles.splits > 1 else ""
-    return cut + (" tma" if tiles.tma else "") + (f" parts{tiles.parts}" if tiles.parts else "")
+    side = "p" if tiles.parallel else ""
+    cut += f" s{tiles.splits}{side}" if tiles.splits > 1 else ""
+    return cut + (" tma" if tiles.tma else "") + (f" parts{tiles.parts}{side}" if tiles.parts else "")
 
 
 def chain(model: str, rows: int) -> dict[str, object]:
@@ -384,7 +386,7 @@ def main() -> None:
         for case in CASES
         if (case.model, case.name) == (model, name)
     ]
-    default = (8, 512, 64, 1) if arguments.tune or arguments.chain else ROWS
+    default = (1, 8, 64, 512) if arguments.chain else (8, 512, 64, 1) if arguments.tune else ROWS
     all_rows = [int(rows) for rows in arguments.rows.split(",")] if arguments.rows else list(default)
     torch.manual_seed(0)
     emit({"device": torch.cuda.get_device_name(), "torch": torch.__version__})

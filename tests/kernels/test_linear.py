@@ -230,6 +230,29 @@ def test_the_cut_does_not_change_bits(name):
             assert torch.equal(result, results[0])
 
 
+@pytest.mark.parametrize("cut", CUTS["parts"], ids=str)
+@pytest.mark.gpu
+def test_parts_are_the_same_k_and_added_in_order(cut):
+    """Whole numbers: a part is summed exactly, sums of parts need 26 bits and round as parts and order say."""
+    from eyas.kernels.triton import linear as kernels
+
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(0, 180_000, (48, 576), generator=generator).double()
+    # 9 steps of 16 a part: 8 side by side, and 1 of the last 64.
+    parts = [
+        torch.cat((weight[:, 128 * p : 128 * (p + 1)], weight[:, 512 + 16 * p : 528 + 16 * p]), dim=1)
+        for p in range(4)
+    ]
+    sums = [part.sum(1).float() for part in parts]
+    assert all(float(part.max()) < 2**24 for part in sums)
+    expected = ((sums[0] + sums[1]) + sums[2]) + sums[3]
+    assert not torch.equal(expected, (sums[0] + sums[1]) + (sums[2] + sums[3]))
+    assert not torch.equal(expected, weight.sum(1).float())
+    x, out = torch.ones(18, 576, device=DEVICE), torch.empty(18, 48, device=DEVICE)
+    kernels.launch(cut, x, weight.float().to(DEVICE), out)
+    assert torch.equal(out.cpu(), expected.expand(18, -1))
+
+
 @pytest.mark.gpu
 def test_sums_are_in_the_order_they_say():
     """Float32 sums of other orders have other bits."""
