@@ -130,76 +130,114 @@ def _store_out(
 
 
 @triton.jit
+def _fold_batch(
+    top, total, acc, acc_ptr, peak_ptr, total_ptr, batch, pair, place, first, end, max_states, kept_pairs,
+    BLOCK_D: tl.constexpr, PER_CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Fold BATCH stored states of a pair into (top, total, acc): PER_CHUNK are summed, then join the sum.
+
+    All loads come before their first use, masked by what is known without one.
+    """
+    d = tl.arange(0, BLOCK_D)
+    peaks = ()
+    totals = ()
+    accs = ()
+    for i in tl.static_range(BATCH):
+        state = batch * BATCH + i + tl.arange(0, 1)
+        at = (place * max_states + state) * kept_pairs + pair
+        stored = state < max_states
+        # .cg: from the cache that all programs share.
+        peaks += (tl.load(peak_ptr + at, mask=stored, other=NONE, cache_modifier=".cg"),)  # type: ignore[assignment]
+        totals += (tl.load(total_ptr + at, mask=stored, other=0.0, cache_modifier=".cg"),)  # type: ignore[assignment]
+        where = at[None, :] * BLOCK_D + d[:, None]
+        accs += (tl.load(acc_ptr + where, mask=stored[None, :], other=0.0, cache_modifier=".cg"),)  # type: ignore[assignment]
+    before = top
+    for i in tl.static_range(BATCH):
+        state = batch * BATCH + i + tl.arange(0, 1)
+        top = tl.maximum(top, tl.where((state >= first) & (state < end), peaks[i], NONE))
+    shrink = _shrink(before, top)
+    total *= shrink
+    acc *= shrink[None, :]
+    for i in tl.static_range(BATCH):
+        state = batch * BATCH + i + tl.arange(0, 1)
+        there = (state >= first) & (state < end)
+        # Memory of states that nobody has stored may hold anything.
+        more_total = tl.where(there, totals[i], 0.0)
+        more = tl.where(there[None, :], accs[i], 0.0)
+        factor = _shrink(tl.where(there, peaks[i], NONE), top)
+        if i % PER_CHUNK == 0:
+            part_total = more_total * factor
+            part = more * factor[None, :]
+        else:
+            part_total = tl.fma(more_total, factor, part_total)
+            part = tl.fma(more, factor[None, :], part)
+        if (i + 1) % PER_CHUNK == 0:
+            total += part_total
+            acc += part
+    return top, total, acc
+
+
+@triton.jit
 def _fold_stored(
     out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, kv_head, tile, pair, place, first, end,
     max_states, kept_pairs, NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, PER_CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Fold the stored states [first, end) of a live pair of a tile and write its row of the result.
+    """Fold the stored states [first, end) of a live pair of a tile and write its row, if they are several.
 
     `place` int64 numbers the tiles; pair m of it and state s are at (place * max_states + s) * kept + m.
     PER_CHUNK states are summed in order, and so are the sums: as one program that walks all keys does it.
-    One pair, so that no thread has to wait for another one; all loads of a batch come before their first use.
+    One pair, so that no thread has to wait for another one.
     """
-    d = tl.arange(0, BLOCK_D)
     alone = tl.arange(0, 1)
+    # A single state isn't stored: the tile's result is written already.
+    end = tl.where(end - first > 1, end, first)
+    # The first batch is asked for while the limits are still on their way.
     top, total, acc = _nothing(1, BLOCK_D)
-    for batch in range(first // BATCH, (end + BATCH - 1) // BATCH):
-        peaks = ()
-        totals = ()
-        accs = ()
-        for i in tl.static_range(BATCH):
-            state = batch * BATCH + i + alone
-            at = (place * max_states + state) * kept_pairs + pair
-            there = (state >= first) & (state < end)
-            # .cg: from the cache that all programs share.
-            peaks += (tl.load(peak_ptr + at, mask=there, other=NONE, cache_modifier=".cg"),)  # type: ignore[assignment]
-            totals += (tl.load(total_ptr + at, mask=there, other=0.0, cache_modifier=".cg"),)  # type: ignore[assignment]
-            where = at[None, :] * BLOCK_D + d[:, None]
-            accs += (tl.load(acc_ptr + where, mask=there[None, :], other=0.0, cache_modifier=".cg"),)  # type: ignore[assignment]
-        before = top
-        for i in tl.static_range(BATCH):
-            top = tl.maximum(top, peaks[i])
-        shrink = _shrink(before, top)
-        total *= shrink
-        acc *= shrink[None, :]
-        for i in tl.static_range(BATCH):
-            factor = _shrink(peaks[i], top)
-            if i % PER_CHUNK == 0:
-                part_total = totals[i] * factor
-                part = accs[i] * factor[None, :]
-            else:
-                part_total = tl.fma(totals[i], factor, part_total)
-                part = tl.fma(accs[i], factor[None, :], part)
-            if (i + 1) % PER_CHUNK == 0:
-                total += part_total
-                acc += part
+    top, total, acc = _fold_batch(
+        top, total, acc, acc_ptr, peak_ptr, total_ptr, first // BATCH, pair, place, first, end, max_states,
+        kept_pairs, BLOCK_D, PER_CHUNK,
+    )  # fmt: skip
+    for batch in range(first // BATCH + 1, (end + BATCH - 1) // BATCH):
+        top, total, acc = _fold_batch(
+            top, total, acc, acc_ptr, peak_ptr, total_ptr, batch, pair, place, first, end, max_states,
+            kept_pairs, BLOCK_D, PER_CHUNK,
+        )  # fmt: skip
     pair = tile * BLOCK_M + pair + alone
     _store_out(
-        out_ptr, sinks_ptr, (begin + pair // GROUP).to(tl.int64), kv_head * GROUP + pair % GROUP, alone == 0,
-        top, total, acc, NUM_HEADS, HEAD_DIM, BLOCK_D, HAS_SINKS,
+        out_ptr, sinks_ptr, (begin + pair // GROUP).to(tl.int64), kv_head * GROUP + pair % GROUP,
+        alone < end - first, top, total, acc, NUM_HEADS, HEAD_DIM, BLOCK_D, HAS_SINKS,
     )  # fmt: skip
 
 
 @triton.jit
-def _cache_rows(
-    qkv_ptr, cos_ptr, sin_ptr, key_cache_ptr, value_cache_ptr, slot, token, kv_head, row_stride,
-    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+def _own_rows(
+    qkv_ptr, cos_ptr, sin_ptr, token, live, kv_head, row_stride, NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Write the request's own rows token [R] of one KV head to the cache at slot [R].
+    """Rotated keys and values [R, D] of one KV head of the request's own rows token [R]."""
+    d = tl.arange(0, BLOCK_D)
+    where = token * row_stride + (NUM_HEADS + kv_head) * HEAD_DIM
+    value_at = (where + NUM_KV_HEADS * HEAD_DIM)[:, None] + d[None, :]
+    value = tl.load(qkv_ptr + value_at, mask=live[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
+    key = rotated(
+        qkv_ptr, where, token, live, cos_ptr, sin_ptr, cos_ptr, 0.0, False, HEAD_DIM, BLOCK_D,
+    )  # fmt: skip
+    return key, value
+
+
+@triton.jit
+def _cache_rows(
+    key_cache_ptr, value_cache_ptr, slot, kv_head, key, value, NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Write keys and values [R, D] to the cache at slot [R], but where it is -1.
 
     Every program that may read such a row writes it: all write the same bits, and nobody has to wait for
     another one.
     """
-    cached = slot >= 0
     d = tl.arange(0, BLOCK_D)
-    mask = cached[:, None] & (d < HEAD_DIM)[None, :]
-    where = token * row_stride + (NUM_HEADS + kv_head) * HEAD_DIM
-    value_at = where + NUM_KV_HEADS * HEAD_DIM
-    value = tl.load(qkv_ptr + value_at[:, None] + d[None, :], mask=mask, other=0.0)
-    key = rotated(
-        qkv_ptr, where, token, cached, cos_ptr, sin_ptr, cos_ptr, 0.0, False, HEAD_DIM, BLOCK_D,
-    )  # fmt: skip
+    mask = (slot >= 0)[:, None] & (d < HEAD_DIM)[None, :]
     goal = (slot * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
     tl.store(key_cache_ptr + goal, key, mask=mask)
     tl.store(value_cache_ptr + goal, value, mask=mask)
@@ -336,7 +374,7 @@ def attention_kernel(
     """One program: a KV head, a tile of a request's pairs, and its states split, split + splits, ...
 
     Loads that don't need each other are asked for side by side: a program of few keys costs two waits for
-    memory, one for pages and limits, one for keys, values and queries.
+    memory, one for pages, limits, queries and new rows, one for keys and values.
     """
     kv_head = tl.program_id(0)
     tile = tl.program_id(1) // splits
@@ -365,7 +403,27 @@ def attention_kernel(
         own_token = (begin + own).to(tl.int64)
         own_slot = tl.load(slots_ptr + own_token, mask=own < rows, other=-1)
         own_visible = tl.load(visible_ptr + own_token, mask=own < rows, other=2147483647)
-        lowest_own = tl.min(tl.where(own_slot >= 0, own_visible, 2147483647))
+        own_key, own_value = _own_rows(
+            query_ptr, cos_ptr, sin_ptr, own_token, own < rows, kv_head, query_stride, NUM_HEADS,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_D,
+        )  # fmt: skip
+    head = kv_head * GROUP + pair % GROUP
+    d = tl.arange(0, BLOCK_D)
+    where = token * query_stride + head * HEAD_DIM
+    there = pair // GROUP < rows
+    if ROTATE:
+        query = rotated(
+            query_ptr, where, token, there, cos_ptr, sin_ptr, cos_ptr, 0.0, False, HEAD_DIM, BLOCK_D,
+        )  # fmt: skip
+    else:
+        mask = there[:, None] & (d < HEAD_DIM)[None, :]
+        query = tl.load(query_ptr + where[:, None] + d[None, :], mask=mask, other=0.0)
+    if PREFETCH and SPLIT and not HAS_WINDOW:
+        # On their way while queries are rotated and rows are cached.
+        _ask(
+            key_cache_ptr, value_cache_ptr, page, kv_head, split * STATE, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM,
+            BLOCK_N,
+        )  # fmt: skip
     live, visible, bits, low, last, first, end = _sight(
         visible_ptr, tree_bits_ptr, begin, rows, pair, num_keys, window, GROUP, STATE, HAS_WINDOW, HAS_TREE,
     )  # fmt: skip
@@ -375,29 +433,15 @@ def attention_kernel(
     at = (first + split) * STATE
     if not (SPLIT and not HAS_WINDOW):
         page = _pages(pages_ptr, at, last, PAGE_SIZE, BLOCK_N)
-    if PREFETCH:
-        # On their way while queries are loaded and rotated.
-        _ask(
-            key_cache_ptr, value_cache_ptr, page, kv_head, at, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, BLOCK_N
-        )  # fmt: skip
     if ROTATE:
+        lowest_own = tl.min(tl.where(own_slot >= 0, own_visible, 2147483647))
         newest = first + split + tl.maximum(end - first - 1 - split, 0) // splits * splits
         # A row's KV index is visible - 1, or visible and more in a tree.
         if (newest + 1) * STATE >= lowest_own:
             _cache_rows(
-                query_ptr, cos_ptr, sin_ptr, key_cache_ptr, value_cache_ptr, own_slot, own_token, kv_head,
-                query_stride, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_D,
+                key_cache_ptr, value_cache_ptr, own_slot, kv_head, own_key, own_value, NUM_KV_HEADS, HEAD_DIM,
+                BLOCK_D,
             )  # fmt: skip
-    head = kv_head * GROUP + pair % GROUP
-    d = tl.arange(0, BLOCK_D)
-    where = token * query_stride + head * HEAD_DIM
-    if ROTATE:
-        query = rotated(
-            query_ptr, where, token, live, cos_ptr, sin_ptr, cos_ptr, 0.0, False, HEAD_DIM, BLOCK_D,
-        )  # fmt: skip
-    else:
-        mask = live[:, None] & (d < HEAD_DIM)[None, :]
-        query = tl.load(query_ptr + where[:, None] + d[None, :], mask=mask, other=0.0)
     peak, total, acc = _nothing(BLOCK_M, BLOCK_D)
     if SPLIT:
         place = ((request * (tl.num_programs(1) // splits) + tile) * NUM_KV_HEADS + kv_head).to(tl.int64)
@@ -476,11 +520,11 @@ def fold_kernel(
     kv_head, tile, request = tl.program_id(0), tl.program_id(1) // kept_pairs, tl.program_id(2)
     pair = tl.program_id(1) % kept_pairs
     begin, rows = _requests_rows(q_start_ptr, request, max_rows, UNIFORM)
-    _, _, _, _, _, first, end = _sight(
-        visible_ptr, tree_bits_ptr, begin, rows, tile * BLOCK_M + tl.arange(0, BLOCK_M), num_keys, window,
-        GROUP, STATE, HAS_WINDOW, HAS_TREE,
-    )  # fmt: skip
-    if (end - first > 1) & (tile * BLOCK_M + pair < rows * GROUP):
+    if tile * BLOCK_M + pair < rows * GROUP:
+        _, _, _, _, _, first, end = _sight(
+            visible_ptr, tree_bits_ptr, begin, rows, tile * BLOCK_M + tl.arange(0, BLOCK_M), num_keys, window,
+            GROUP, STATE, HAS_WINDOW, HAS_TREE,
+        )  # fmt: skip
         place = ((request * (tl.num_programs(1) // kept_pairs) + tile) * NUM_KV_HEADS + kv_head).to(tl.int64)
         _fold_stored(
             out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, kv_head, tile, pair, place, first, end,
