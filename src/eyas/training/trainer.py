@@ -394,6 +394,7 @@ class Trainer:
             "seconds": round(self.seconds, 2),
             "acceptance": [round(share, 4) for share in count.acceptance],
             "reached": count.reached,
+            "visited_acceptance": [round(share, 4) for share in count.visited_acceptance],
             "simulated_al": round(count.simulated_al, 4),
         }
         if decoded is not None:

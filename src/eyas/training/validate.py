@@ -1,4 +1,4 @@
-"""Validation: every anchor at every depth of held-out rows, counted as greedy decoding would."""
+"""Validation: every anchor at every depth of held-out rows, and those that greedy decoding would visit."""
 
 import torch
 from torch import Tensor
@@ -23,8 +23,9 @@ def measure(
     count = AcceptanceCount(step.objective.num_depths)
     for begin in range(world.rank * batch_rows, rows.ids.shape[0], world.size * batch_rows):
         _measure_batch(step, vocab_map, slice_rows(rows, begin, begin + batch_rows), count)
-    sums = world.sum(torch.tensor([count.reached, count.right], device=rows.ids.device))
-    count.reached, count.right = sums.tolist()
+    counts = (count.reached, count.right, count.visited_reached, count.visited_right)
+    sums = world.sum(torch.tensor(counts, device=rows.ids.device))
+    count.reached, count.right, count.visited_reached, count.visited_right = sums.tolist()
     return count
 
 

@@ -2,7 +2,7 @@ import itertools
 
 import torch
 
-from eyas.training.metrics import AcceptanceCount, on_grid
+from eyas.training.metrics import AcceptanceCount, on_grid, visited
 
 
 def test_acceptance_against_a_loop_over_anchors():
@@ -25,10 +25,43 @@ def test_acceptance_against_a_loop_over_anchors():
     assert count.right == right
 
 
+def test_visited_anchors_are_those_of_decoding():
+    """Decode text of several answers token by token, as an engine does that starts after each first token."""
+    g = torch.Generator().manual_seed(1)
+    hits, on_path = (torch.rand(3, 60, 4, generator=g) < p for p in (0.8, 0.9))
+    supervised = torch.zeros(3, 60, 4, dtype=torch.bool)
+    answers = [(0, 0, 9), (0, 12, 40), (0, 44, 45), (1, 5, 60), (2, 1, 3), (2, 6, 30)]
+    for row, begin, end in answers:  # rows begin .. end - 1 guess the tokens of an answer
+        for depth in range(4):
+            supervised[row, begin : max(end - depth, begin), depth] = True
+    count = AcceptanceCount(4)
+    count.add(hits, supervised, on_path)
+    reached, right, places = [0] * 4, [0] * 4, set()
+    for row, begin, end in answers:
+        written = 1  # tokens of the answer that are known
+        while written < end - begin:
+            anchor, good = begin + written, 0
+            places.add((row, anchor))
+            for depth in range(min(4, end - anchor)):
+                reached[depth] += 1
+                if not hits[row, anchor, depth]:
+                    break
+                right[depth] += 1
+                if not on_path[row, anchor, depth]:
+                    break
+                good += 1
+            written += good + 1
+    assert count.visited_reached == reached
+    assert count.visited_right == right
+    accepted = (hits & on_path & supervised).long().cumprod(-1).sum(-1)
+    found = visited(supervised[..., 0], accepted)
+    assert {tuple(place) for place in found.nonzero().tolist()} == places
+
+
 def test_simulated_acceptance_length():
     count = AcceptanceCount(3)
-    count.reached, count.right = [10, 5, 2], [5, 2, 1]
-    assert count.acceptance == [0.5, 0.4, 0.5]
+    count.visited_reached, count.visited_right = [10, 5, 2], [5, 2, 1]
+    assert count.visited_acceptance == [0.5, 0.4, 0.5]
     assert abs(count.simulated_al - (1 + 0.5 + 0.5 * 0.4 + 0.5 * 0.4 * 0.5)) < 1e-12
 
 
