@@ -11,7 +11,7 @@ So all these give equal bits (paged_attention_plan.py says which is taken when):
 
     few tiles       a program a unit; its state goes to memory, and all are folded from there
     more tiles      a program sums one or several chunks, whose states are folded from memory
-    very many       one program walks all keys of its tile and keeps the sums
+    whole prompts   one program walks all keys of its tile and keeps the sums
 
 and rows of a chain verified together or decoded one by one do too. Products have keys, then the head's width,
 on the left side and pairs on the right: the instruction is the same for any number of rows. Trees put a row's

@@ -9,6 +9,8 @@ CHUNK = 256
 """Keys whose states are summed before they join the others; a multiple of every unit."""
 MOST_ROTATED = 16
 """Rows of a request up to which attention rotates and caches them itself."""
+MOST_STORED = 256
+"""Pairs of a request up to which states are stored however many tiles there are: they are small beside keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ def choose(
     """Plan for `pairs` (row, head of a group) of each request and at most `bound` keys.
 
     Few tiles: a program a unit, so that all keys are on their way at once. More: a program a chunk, or a
-    few chunks. As many as fill the device: each walks alone and stores no state.
+    few chunks. Whole prompts: each program walks alone and stores no state.
     """
     keys = unit(dtype)
     block_m = 16 if pairs <= 16 or dtype == torch.float32 else 32
@@ -47,7 +49,7 @@ def choose(
     units, chunks = max(triton.cdiv(bound, keys), 1), max(triton.cdiv(bound, CHUNK), 1)
     if tiles * units <= 8 * processors:
         return Plan(block_m, keys, units, 4, 2, last_folds=False)
-    if tiles >= 3 * processors or chunks == 1:
+    if tiles >= 3 * processors and pairs > MOST_STORED:
         return Plan(block_m, 0, 1, 4, 3 if head_dim <= 128 else 2, last_folds=False)
     splits = min(chunks, max(4 * processors // tiles, 1))
     return Plan(block_m, CHUNK, splits, 4, 3 if head_dim <= 128 else 2, last_folds=False)
