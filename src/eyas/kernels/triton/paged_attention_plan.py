@@ -10,7 +10,7 @@ CHUNK = 256
 MOST_ROTATED = 16
 """Rows of a request up to which attention rotates and caches them itself."""
 MOST_STORED = 256
-"""Pairs of a request up to which states are stored however many tiles there are: they are small beside keys."""
+"""Pairs of a request up to which states are stored for any number of tiles: they are small beside keys."""
 
 
 @dataclass(frozen=True, slots=True)
