@@ -233,7 +233,7 @@ def test_the_cut_does_not_change_bits(name):
 @pytest.mark.parametrize("cut", CUTS["parts"], ids=str)
 @pytest.mark.gpu
 def test_parts_are_the_same_k_and_added_in_order(cut):
-    """Whole numbers: a part is summed exactly, sums of parts need 26 bits and round as parts and order say."""
+    """Whole numbers: a part is summed exactly; sums of parts need 26 bits and show parts and order."""
     from eyas.kernels.triton import linear as kernels
 
     generator = torch.Generator().manual_seed(0)
