@@ -22,6 +22,7 @@ from eyas.core.errors import ConfigError
 from eyas.core.sampling import SamplingParams
 from eyas.core.tree import TreeBudget
 from eyas.drafters.base import Drafter
+from eyas.drafters.build import MAX_NUM_DRAFT_TOKENS
 from eyas.drafters.files import read_json, write_json
 from eyas.engine.llm import LLM
 from eyas.targets.base import Target
@@ -51,6 +52,8 @@ class CalibrateOptions:
             values = getattr(self, name)
             if not values or min(values) < 1:
                 raise ConfigError(f"{name}={values}: at least one value is needed, each at least 1")
+        if max(self.ks) > MAX_NUM_DRAFT_TOKENS:
+            raise ConfigError(f"ks={self.ks}: drafters guess 1 to {MAX_NUM_DRAFT_TOKENS} tokens a step")
 
     @property
     def shapes(self) -> list[Shape]:

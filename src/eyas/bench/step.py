@@ -161,12 +161,15 @@ def _bench_step(
     tree = TreeBudget.parse(options.tree) if options.tree else None
     if not options.batch_sizes:
         raise ConfigError("batch_sizes needs at least one value")
+    if options.acceptance is not None and not options.acceptance >= 1.0:
+        raise ConfigError(f"acceptance={options.acceptance}: a step commits at least 1 token")
     target = open_target(target_spec, device=device, dtype=dtype)
+    # Before the ceilings, which take half a minute.
+    source = open_drafter(drafter_spec, target)
     advance(0, 1, "ceilings")
     if target.device.type == "cuda":
         profile()
     ceilings, samples = measure_ceilings(target.device, target.dtype, options.ceiling_sizes)
-    source = open_drafter(drafter_spec, target)
     k = None if tree is not None else options.num_draft_tokens
     names: list[tuple[str, Callable[[], Drafter | None]]] = [("plain", lambda: None)]
     drafter = None

@@ -16,7 +16,7 @@ def command(
         str, typer.Option(help="Folder, GGUF file, hub name, or a name of `eyas models list`.")
     ],
     out: Annotated[Path, typer.Option(help="Folder of the features; a capture that stopped goes on in it.")],
-    seq_len: Annotated[int, typer.Option(min=8, help="data.seq_len of the recipe.")] = 512,
+    seq_len: Annotated[int, typer.Option(min=8, max=2**20, help="data.seq_len of the recipe.")] = 512,
     kind: Annotated[Literal["bf16", "fp8"], typer.Option(help="How features are kept.")] = "bf16",
     aux_layers: Annotated[
         str | None, typer.Option(help="Captured layers, as in 2,15,27; the default three if left out.")
@@ -56,6 +56,10 @@ def command(
     layers: tuple[int, ...] = default_aux_layers(config.num_layers)
     if aux_layers is not None:
         layers = tuple(console.whole_numbers(aux_layers, "--aux-layers"))
+        if max(layers) > config.num_layers:
+            raise ConfigError(
+                f"--aux-layers: {max(layers)} is not a layer: the target has {config.num_layers}"
+            )
     shape = FeatureShape(len(layers) * config.hidden_size, config.hidden_size, kind)
 
     def run(batch: Batch) -> Known:

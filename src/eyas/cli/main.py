@@ -117,7 +117,7 @@ def root(
 
 def main(args: list[str] | None = None) -> None:
     """Run the command line; a user's mistake ends with one line and status 2, not with a traceback."""
-    from eyas.core.errors import EyasError
+    from eyas.core.errors import EyasError, out_of_memory
 
     with_source, warnings.formatwarning = warnings.formatwarning, _one_line
     try:
@@ -127,6 +127,20 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(2)
     except EyasError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.filename is None or error.strerror is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        first = str(error).partition("\n")[0]
+        print(
+            f"error: not enough memory for these sizes; lower batches, rows, lengths or K ({first})",
+            file=sys.stderr,
+        )
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
         print("stopped", file=sys.stderr)

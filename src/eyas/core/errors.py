@@ -33,3 +33,13 @@ class DataError(EyasError):
 
 class RequestError(EyasError):
     """One request cannot be served; others are not affected."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory was short: Python's, or one of torch's, which have no common type.
+
+    >>> out_of_memory(MemoryError()), out_of_memory(RuntimeError("shapes differ"))
+    (True, False)
+    """
+    words = ("out of memory", "can't allocate memory", "Storage size calculation overflowed")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from eyas.core.errors import RequestError
 from eyas.core.grammar import Grammar
 
+MAX_N = 16384
+"""Each completion is a request of its own."""
 _INTEGERS = ("n", "top_k", "min_tokens", "max_tokens")
 _NUMBERS = (
     "temperature",
@@ -26,7 +28,8 @@ def _is_integer(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    # An integer of more bits cannot become a float.
+    return isinstance(value, float) or (_is_integer(value) and value.bit_length() < 1024)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +82,15 @@ class SamplingParams:
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         checks = (
-            ("n", self.n >= 1, "at least 1"),
+            ("n", 1 <= self.n <= MAX_N, f"from 1 to {MAX_N}"),
             ("temperature", 0.0 <= self.temperature <= 100.0, "between 0 and 100"),
             ("top_k", self.top_k >= -1, "-1, 0 (off) or a positive count"),
             ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
             ("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
-            ("repetition_penalty", 0.0 < self.repetition_penalty <= 100.0, "in (0, 100]"),
+            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 100.0, "in [0.01, 100]"),
             ("presence_penalty", -100.0 <= self.presence_penalty <= 100.0, "in [-100, 100]"),
             ("frequency_penalty", -100.0 <= self.frequency_penalty <= 100.0, "in [-100, 100]"),
-            ("min_tokens", self.min_tokens >= 0, "0 or more"),
+            ("min_tokens", 0 <= self.min_tokens < 2**31, "from 0 to 2^31 - 1"),
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
             ("stop", all(self.stop), "non-empty strings"),
             ("num_draft_tokens", (self.num_draft_tokens or 0) >= 0, "None, or 0 (no drafts) or more"),
@@ -114,6 +117,9 @@ class SamplingParams:
         for name in _NUMBERS:
             if not _is_number(getattr(self, name)):
                 raise self._wrong_type(name, "a number")
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise self._wrong_type(name, "True or False")
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise self._wrong_type("grammar", "a Grammar or None")
         if not isinstance(self.stop, list | tuple) or not all(isinstance(text, str) for text in self.stop):

@@ -60,6 +60,17 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def refuse_foreign(folder: Path) -> None:
+    """ConfigError for a folder that holds a model of somebody else's; a head of ours may be replaced."""
+    try:
+        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be read ({error.strerror}); choose another folder") from None
+    there = next((name for name in ("config.json", "model.safetensors") if name in names), None)
+    if there is not None and "eyas.json" not in names:
+        raise ConfigError(f"{folder} holds a {there} that eyas did not write; choose another folder")
+
+
 def _replace(path: Path, write: Any) -> None:
     """Call write(temporary path), then move it to `path`; ConfigError if there is no such place."""
     try:

@@ -40,6 +40,8 @@ def read_config(values: dict[str, Any], target: TargetConfig, *, where: str) -> 
     _match(where, "vocabulary", vocab_size, target.vocab_size)
     if values.get("logit_scale") not in (None, 1, 1.0):
         raise ModelFormatError(f"{where}: logit_scale={values['logit_scale']} is not supported")
+    if body.get("hidden_act") not in (None, "silu", "swish"):
+        raise ModelFormatError(f"{where}: hidden_act={body['hidden_act']!r} is not supported, only silu")
     num_heads = _integer(body, "num_attention_heads", where)
     num_layers = _integer(body, "num_hidden_layers", where, 1, most=MAX_LAYERS)
     flags = {flag: bool(values.get(flag, False)) for flag in FLAGS}

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eyas.core.errors import ModelFormatError
+from eyas.core.errors import ConfigError, ModelFormatError
 from eyas.core.tree import TreeBudget
+from eyas.drafters.build import MAX_NUM_DRAFT_TOKENS
 from eyas.drafters.files import read_json
 
 
@@ -65,21 +66,24 @@ def _entry(entry: Any, where: str) -> tuple[int, int, TreeBudget | None]:
     good = (
         isinstance(entry, dict)
         and type(entry.get("chain_k", 0)) is int
-        and entry.get("chain_k", 0) >= 0
+        and 0 <= entry.get("chain_k", 0) <= MAX_NUM_DRAFT_TOKENS
         and type(entry.get("max_batch")) is int
         and type(entry.get("k")) is int
         and isinstance(entry.get("tree"), str | None)
         and entry["max_batch"] >= 1
-        and entry["k"] >= 0
+        and 0 <= entry["k"] <= MAX_NUM_DRAFT_TOKENS
     )
     if not good:
         raise ModelFormatError(
-            f"{where}.by_batch: an entry has max_batch (1 or more), k, chain_k (0 or more) and tree (text or "
-            f"null), not {entry!r}; run `eyas calibrate` again"
+            f"{where}.by_batch: an entry has max_batch (1 or more), k, chain_k (0 to {MAX_NUM_DRAFT_TOKENS}) "
+            f"and tree (text or null), not {entry!r}; run `eyas calibrate` again"
         )
     if not entry["tree"]:
         return entry["max_batch"], entry["k"], None
-    tree = TreeBudget.parse(entry["tree"])
+    try:
+        tree = TreeBudget.parse(entry["tree"])
+    except ConfigError as error:
+        raise ModelFormatError(f"{where}.by_batch: {error}; run `eyas calibrate` again") from None
     return entry["max_batch"], entry.get("chain_k", tree.depth), tree
 
 

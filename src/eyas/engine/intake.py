@@ -120,6 +120,8 @@ class Intake:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt."""
         if not isinstance(prompt, str):
+            if isinstance(prompt, bytes):
+                raise RequestError(f"a prompt is a text, not bytes: {prompt!r}"[:200])
             try:
                 # Integers of any kind (numpy's too), but neither numbers with a point nor text.
                 return [operator.index(token) for token in prompt]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.core.batch import KVCache, KVLayout
-from eyas.core.errors import ConfigError
+from eyas.core.errors import ConfigError, out_of_memory
 from eyas.nn.paged import allocate_cache
 
 CUDA_PAGE_SIZE = 16
@@ -89,7 +89,15 @@ def cache_sizes(
 
 def allocate(layout: KVLayout, sizes: CacheSizes, *, dtype: torch.dtype, device: torch.device) -> KVCache:
     """A zeroed cache of one model."""
-    return allocate_cache(layout, sizes.num_pages, sizes.page_size, dtype=dtype, device=device)
+    try:
+        return allocate_cache(layout, sizes.num_pages, sizes.page_size, dtype=dtype, device=device)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise ConfigError(
+            f"no memory for a KV cache of {sizes.num_pages} pages of {sizes.page_size} tokens: lower "
+            "num_pages or page_size, or the batch and the context"
+        ) from None
 
 
 def _free_memory() -> int:

@@ -113,6 +113,25 @@ class LLM:
         seed: int = 0,
     ) -> None:
         for name, value in (
+            ("num_draft_tokens", num_draft_tokens),
+            ("max_model_len", max_model_len),
+            ("max_num_seqs", max_num_seqs),
+            ("page_size", page_size),
+            ("num_pages", num_pages),
+            ("prefill_chunk", prefill_chunk),
+            ("prefill_budget", prefill_budget),
+            ("admit_together", admit_together),
+            ("seed", seed),
+        ):
+            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+                raise ConfigError(f"{name}={value!r} must be a whole number")
+        if seed is None:
+            raise ConfigError("seed=None must be a whole number")
+        if not isinstance(tree, str | TreeBudget | None):
+            raise ConfigError(f"tree={tree!r} must be a TreeBudget or text such as '5x4x24'")
+        if not isinstance(gpu_memory_fraction, int | float):
+            raise ConfigError(f"gpu_memory_fraction={gpu_memory_fraction!r} must be a number")
+        for name, value in (
             ("max_num_seqs", max_num_seqs),
             ("prefill_chunk", prefill_chunk),
             ("admit_together", admit_together),

@@ -18,7 +18,7 @@ from torch import Tensor
 from eyas.core.errors import ConfigError, ModelFormatError
 from eyas.drafters.artifact import LoadedHead, load_head, save_head
 from eyas.drafters.build import DEFAULT_NUM_DRAFT_TOKENS, MAX_NUM_DRAFT_TOKENS
-from eyas.drafters.files import write_json, write_tensors
+from eyas.drafters.files import refuse_foreign, write_json, write_tensors
 from eyas.drafters.head_config import HeadConfig
 from eyas.drafters.head_embedding import full_embedding
 from eyas.drafters.head_json import AUX_IDS, FLAGS, decoder_fields, write_plain
@@ -75,7 +75,7 @@ def export_head(
     out_dir = Path(out_dir)
     if out_dir.exists() and out_dir.resolve() == Path(head_folder).resolve():
         raise ConfigError(f"{out_dir} is the head itself; choose another folder to export to")
-    _check_writable(out_dir)
+    refuse_foreign(out_dir)
     if num_draft_tokens is None:
         num_draft_tokens = DEFAULT_NUM_DRAFT_TOKENS[config.kind]
     elif not 1 <= num_draft_tokens <= MAX_NUM_DRAFT_TOKENS:
@@ -99,15 +99,6 @@ def export_head(
     return Export(out_dir, known, size, check, serve_settings(config, known, out_dir, num_draft_tokens))
 
 
-def _check_writable(out_dir: Path) -> None:
-    """Refuse a folder that holds a model of somebody else's; an earlier export may be replaced."""
-    if (out_dir / "eyas.json").exists():
-        return
-    there = next((name for name in ("config.json", "model.safetensors") if (out_dir / name).exists()), None)
-    if there is not None:
-        raise ConfigError(f"{out_dir} holds a {there} that no export wrote; choose another folder")
-
-
 @dataclass(frozen=True, slots=True)
 class Import:
     """What `import_head` wrote."""
@@ -127,7 +118,7 @@ def import_head(folder: str | Path, target: Target, out_dir: str | Path, *, pack
     out_dir = Path(out_dir)
     if out_dir.exists() and out_dir.resolve() == Path(folder).resolve():
         raise ConfigError(f"{out_dir} is the head itself; choose another folder to import to")
-    _check_writable(out_dir)
+    refuse_foreign(out_dir)
     head = read_head(folder, target)
     save_head(
         out_dir,

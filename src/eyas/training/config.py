@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from eyas.config.dump import to_plain
 from eyas.core.errors import ConfigError
+from eyas.core.model_config import MAX_LAYERS
 from eyas.training.losses_chunk import LossKind
 from eyas.training.presets import PRESETS
 
@@ -86,6 +87,8 @@ class HeadSection:
         for name in ("num_layers", "draft_vocab_size", "intermediate_size"):
             size = getattr(self, name)
             _require(name, size, size is None or size >= 1, "at least 1, or left out")
+        few = self.num_layers is None or self.num_layers <= MAX_LAYERS
+        _require("num_layers", self.num_layers, few, f"at most {MAX_LAYERS}")
         _require("markov_rank", self.markov_rank, self.markov_rank >= 0, "0 (off) or a rank")
         _require("aux_layers", self.aux_layers, self.aux_layers != (), "at least one layer, or left out")
         _require("init_std", self.init_std, self.init_std > 0, "positive")
@@ -135,7 +138,12 @@ class PEagleSection:
     def __post_init__(self) -> None:
         if self.partitions != "auto":
             _require("partitions", self.partitions, self.partitions >= 1, "auto, or at least 1")
-        _require("max_anchors", self.max_anchors, self.max_anchors != 0, "at least 1, or left out")
+        _require(
+            "max_anchors",
+            self.max_anchors,
+            self.max_anchors is None or self.max_anchors >= 1,
+            "at least 1, or left out",
+        )
         _require("num_depths", self.num_depths, 1 <= self.num_depths <= MAX_DEPTHS, f"1 to {MAX_DEPTHS}")
         _require("retention", self.retention, 0.0 < self.retention <= 1.0, "in (0, 1]")
         _require("min_retention", self.min_retention, 0.0 <= self.min_retention <= 1.0, "in [0, 1]")
@@ -242,7 +250,7 @@ class RunSection:
         _require("out", self.out, bool(self.out), "the folder of the head")
         _require("seed", self.seed, 0 <= self.seed < 2**63, "from 0 to 2^63 - 1")
         for name in ("batch_rows", "accumulation", "log_every", "validate_rows", "keep_checkpoints"):
-            _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+            _require(name, getattr(self, name), 1 <= getattr(self, name) <= 2**20, "from 1 to 1048576")
         for name in ("validate_every", "checkpoint_every"):
             _require(name, getattr(self, name), getattr(self, name) >= 0, "0 (off) or a count of steps")
         for name in ("epochs", "max_steps", "max_minutes", "memory_budget_gib"):

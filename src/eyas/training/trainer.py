@@ -32,6 +32,7 @@ from eyas.data.store import TokenStore
 from eyas.data.vocab_count import count_tokens
 from eyas.drafters.artifact import make_model, save_head
 from eyas.drafters.eagle3.model import Eagle3Model
+from eyas.drafters.files import refuse_foreign
 from eyas.targets.base import Target
 from eyas.training.build import build_head, describe, make_objective
 from eyas.training.capture import capture_meta, captured_before
@@ -81,6 +82,10 @@ class Trainer:
         self.display = display if display is not None and self.world.is_main else QuietDisplay()
         self.evaluate = evaluate
         self.out = Path(config.run.out)
+        refuse_foreign(self.out)
+        limit = target.config.max_position_embeddings
+        if config.data.seq_len > limit:
+            raise ConfigError(f"data.seq_len={config.data.seq_len}: the target reads at most {limit} tokens")
         self.shares = shares(
             self.world.rank,
             self.world.size,

@@ -181,3 +181,8 @@ def test_mistakes_are_one_line(command, head, capsys, tmp_path):
     assert "config.json" in capsys.readouterr().err
     assert command("--head", str(head), "--tree", "nine") == 2
     assert "DEPTHxTOP_KxNODES" in capsys.readouterr().err
+
+
+def test_more_drafts_than_drafters_make():
+    with pytest.raises(ConfigError, match="1 to 512"):
+        CalibrateOptions(ks=(1, 9999))

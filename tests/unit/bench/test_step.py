@@ -14,6 +14,7 @@ from eyas.bench.step_loop import StepLoop
 from eyas.bench.step_models import open_drafter, open_target
 from eyas.bench.step_profile import busy, summarize
 from eyas.bench.step_rig import PHASES, make_rig
+from eyas.cli.main import main
 from eyas.core.errors import ConfigError
 from eyas.core.tree import TreeBudget
 
@@ -233,3 +234,17 @@ def test_on_a_gpu(drafter):
         # Forced acceptance is drawn: 8 steps of 1 or 8 requests around 3.7.
         assert row["method"] == "plain" or 3.0 <= step["tokens_per_step"] <= 4.0
         assert 0 < step["busy_share_profiled"] <= 1.0
+
+
+def test_what_is_wrong_is_said_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr("eyas.bench.step.measure_ceilings", lambda *_: pytest.fail("measured"))
+    for drafter, acceptance in (("shape:nope", None), ("none", math.nan)):
+        with pytest.raises(ConfigError, match=r"shape:nope|acceptance=nan"):
+            bench_step("shape:tiny", drafter, StepOptions(acceptance=acceptance), device="cpu", dtype=None)
+
+
+def test_a_batch_that_no_memory_holds_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr("eyas.bench.step.measure_ceilings", lambda *_: (None, []))
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "step", "--target", "shape:tiny", "--device", "cpu", "--batch", "999999999999"])
+    assert "not enough memory" in capsys.readouterr().err

@@ -16,6 +16,7 @@ def test_defaults_and_normalisation():
     ("field", "value"),
     [
         ("n", 0),
+        ("n", 10**9),
         ("temperature", -0.1),
         ("temperature", float("nan")),
         ("top_k", -2),
@@ -27,6 +28,8 @@ def test_defaults_and_normalisation():
         ("presence_penalty", 101.0),
         ("frequency_penalty", float("-inf")),
         ("min_tokens", -1),
+        ("min_tokens", 2**31),
+        ("repetition_penalty", 1e-320),
         ("max_tokens", 0),
         ("stop", ("a", "")),
         ("logprobs", -1),
@@ -64,9 +67,17 @@ def test_min_above_max_is_refused():
         ("logit_bias", [1], "a mapping"),
         ("logit_bias", {"5": 1.0}, "a mapping"),
         ("logit_bias", {5: "x"}, "a mapping"),
+        ("ignore_eos", "x", "True or False"),
+        ("skip_special_tokens", None, "True or False"),
     ],
 )
 def test_wrong_types_are_refused_before_they_reach_a_step(field, value, wanted):
     with pytest.raises(RequestError, match=wanted) as caught:
         SamplingParams(**{field: value})
     assert f"{field}={value!r}" in str(caught.value)
+
+
+def test_an_integer_that_no_float_holds_is_refused():
+    for field, value in (("temperature", 10**400), ("logit_bias", {5: 10**400})):
+        with pytest.raises(RequestError, match=field):
+            SamplingParams(**{field: value})

@@ -90,7 +90,7 @@ def test_what_cannot_be_read_is_named(tmp_path, bad):
     (tmp_path / "eyas.json").write_text('{"calibration": 5}')
     with pytest.raises(ModelFormatError, match=r"eyas.json: calibration must be an object"):
         read(tmp_path)
-    with pytest.raises(ConfigError, match="DEPTHxTOP_KxNODES"):
+    with pytest.raises(ModelFormatError, match="DEPTHxTOP_KxNODES"):
         read(write(tmp_path, [entry(1, 3, "big")]))
 
 
@@ -176,3 +176,30 @@ def test_an_engine_takes_what_its_head_says(tmp_path):
     assert calibrated(entry(1, 6), num_draft_tokens=3).num_draft_tokens == 3
     assert calibrated(entry(1, 6, "3x2x6")).drafter.tree == TreeBudget(3, 2, 6)
     assert calibrated(entry(8, 0)).drafter is None
+
+
+@pytest.mark.parametrize("wrong", [entry(1, 10**9), entry(1, 3, "abc"), entry(1, 3) | {"chain_k": 10**9}])
+def test_a_wrong_entry_is_named_with_its_file(tmp_path, wrong):
+    with pytest.raises(ModelFormatError, match=r"eyas\.json: calibration\.by_batch.*calibrate"):
+        read(write(tmp_path, [wrong]))
+
+
+WRONG = [
+    ("seed", "x"),
+    ("seed", None),
+    ("num_draft_tokens", 2.5),
+    ("max_model_len", "x"),
+    ("max_num_seqs", 1.5),
+    ("page_size", "x"),
+    ("num_pages", 10**13),
+    ("gpu_memory_fraction", "x"),
+    ("prefill_budget", 1.5),
+    ("admit_together", "x"),
+    ("tree", 3),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_an_option_of_another_type_is_named(name, value):
+    with pytest.raises(ConfigError, match=name):
+        LLM(tiny_target(), **{name: value})

@@ -1,6 +1,7 @@
 """`eyas export`, `eyas import` and `eyas models export` on models on disk."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -105,3 +106,19 @@ def test_a_gguf_target_becomes_a_folder(tmp_path, monkeypatch, capsys):
     assert "already" in capsys.readouterr().err
     assert run("models", "export", path, tmp_path / "x", "--dtype", "int3") == 2
     assert "--dtype" in capsys.readouterr().err
+
+
+def test_a_name_that_no_disk_can_hold_is_one_line(models, capsys):
+    target, heads = models
+    assert run("export", heads["eagle3"], "x" * 300, "--target", target) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_head_with_another_activation_is_refused(models, tmp_path, capsys):
+    target, heads = models
+    folder = tmp_path / "gelu"
+    shutil.copytree(heads["eagle3"], folder)
+    config = json.loads((folder / "config.json").read_text()) | {"hidden_act": "gelu"}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert run("import", folder, tmp_path / "out", "--target", target) == 2
+    assert "hidden_act='gelu'" in capsys.readouterr().err

@@ -270,7 +270,7 @@ def test_an_export_destroys_nothing_of_others(target, tmp_path):
     model.mkdir()
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").write_bytes(b"weights")
-    with pytest.raises(ConfigError, match=r"holds a config\.json that no export wrote"):
+    with pytest.raises(ConfigError, match=r"holds a config\.json that eyas did not write"):
         export_head(tmp_path / "head", target, "vllm", model)
     assert (model / "model.safetensors").read_bytes() == b"weights"
     for _ in range(2):  # an export may be written again

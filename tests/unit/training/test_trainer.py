@@ -279,6 +279,22 @@ def test_which_embeddings_train(trained, world, tmp_path):
     assert torch.equal(trainer.model.embed_weight, table) == (trained != "all")
 
 
+def test_a_run_does_not_write_over_a_model(world, tmp_path):
+    """With run.out at the target's own folder the head replaced the target."""
+    target, store = world
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"holds a config\.json that eyas did not write"):
+        Trainer(recipe(tmp_path, "eagle3"), target, store)
+
+
+def test_a_row_longer_than_the_target_reads_is_refused(world, tmp_path):
+    target, store = world
+    config = recipe(tmp_path, "eagle3")
+    config = replace(config, data=replace(config.data, seq_len=2**20))
+    with pytest.raises(ConfigError, match=r"data\.seq_len=1048576: the target reads at most 256 tokens"):
+        Trainer(config, target, store)
+
+
 def test_a_used_mask_token_is_refused(world, tmp_path):
     target, store = world
     used = int(store.ids[0])
