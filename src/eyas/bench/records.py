@@ -75,11 +75,25 @@ def check_record(path: Path) -> None:
 
 
 def append_record(path: Path, record: dict[str, Any]) -> None:
-    """Add one line to a JSONL file, in one write, so that a killed run leaves whole lines."""
+    """Add one line to a JSONL file, in one write; half a line that a killed run left there goes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(record, ensure_ascii=False) + "\n"
+    line = (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8")
+    old = path.read_bytes() if path.exists() else b""
+    end = old.rfind(b"\n") + 1
     with path.open("ab") as file:
-        file.write(line.encode("utf-8"))
+        if old[end:] and _is_json(old[end:]):
+            line = b"\n" + line
+        elif old[end:]:
+            file.truncate(end)
+        file.write(line)
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _git(folder: Path, *args: str) -> str:

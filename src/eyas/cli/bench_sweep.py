@@ -283,13 +283,15 @@ def _kind_of(folder: Path) -> str:
 
 
 def _numbers(flag: str, text: str, kind: Any) -> list[Any]:
+    import math
+
     from eyas.core.errors import ConfigError
 
     try:
         values = [kind(part) for part in text.split(",") if part.strip()]
     except ValueError:
         values = []
-    if not values or any(value <= 0 for value in values):
+    if not values or not all(0 < value < math.inf for value in values):
         raise ConfigError(f"{flag}: expected positive numbers with commas between, as in 1,2,4; got {text!r}")
     return list(dict.fromkeys(values))
 

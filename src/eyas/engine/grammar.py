@@ -65,7 +65,12 @@ class Grammars:
         compiled = self.compile(grammar)
         from xgrammar import GrammarMatcher
 
-        return Matching(GrammarMatcher(compiled))
+        matcher = GrammarMatcher(compiled)
+        first = torch.full((1, -(-self._vocab_size // WORD_BITS)), -1, dtype=torch.int32)
+        # False: nothing is masked.
+        if matcher.fill_next_token_bitmask(first) and not first.any():
+            raise RequestError(f"{grammar.source}: no answer can match it")
+        return Matching(matcher)
 
     def _new_compiler(self, source: str) -> Any:
         try:

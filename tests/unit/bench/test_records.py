@@ -32,3 +32,13 @@ def test_a_place_that_cannot_be_written_is_named_before_anything_is_measured(tmp
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"file/record\.jsonl: the record"):
         check_record(tmp_path / "file" / "record.jsonl")
+
+
+def test_half_a_line_of_a_killed_run_goes(tmp_path):
+    path = tmp_path / "record.jsonl"
+    path.write_text('{"a": 1}\n{"b": ')
+    append_record(path, {"c": 2})
+    assert path.read_text() == '{"a": 1}\n{"c": 2}\n'
+    path.write_text('{"a": 1}')
+    append_record(path, {"c": 2})
+    assert path.read_text() == '{"a": 1}\n{"c": 2}\n'

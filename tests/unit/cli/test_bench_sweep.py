@@ -5,7 +5,7 @@ import json
 import pytest
 
 from eyas.bench.cells import AUTO
-from eyas.cli.bench_sweep import methods_of
+from eyas.cli.bench_sweep import _numbers, methods_of
 from eyas.cli.main import main
 from eyas.core.errors import ConfigError
 from tiny_files import write_head, write_prompts, write_target
@@ -117,3 +117,9 @@ def test_mistakes_are_named(models, tmp_path, capsys, words, said):
 def test_a_target_is_needed_for_what_runs_here(tmp_path, capsys):
     assert run("sweep", "--methods", "plain", "-o", tmp_path / "r.jsonl") == 2
     assert "--target" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rate", ["nan", "inf"])
+def test_a_rate_is_a_number_of_requests(rate):
+    with pytest.raises(ConfigError, match="--rate: expected positive numbers"):
+        _numbers("--rate", rate, float)

@@ -158,3 +158,9 @@ def test_without_xgrammar_it_says_what_to_install(served, monkeypatch):
     error = served.post(TEXT, prompt="a", structured_outputs={"regex": "a"}).json()["error"]
     assert "eyas[serve]" in error["message"]
     assert error["param"] == "structured_outputs"
+
+
+def test_a_grammar_without_any_answer_is_the_requests_fault(served):
+    answer = served.post(TEXT, prompt="hello", structured_outputs={"grammar": "root ::= root"})
+    assert answer.status_code == 400
+    assert "no answer can match it" in answer.json()["error"]["message"]
