@@ -88,3 +88,8 @@ def test_no_large_files(root, tracked):
 def test_every_source_package_is_packaged():
     folders = {p.parent for p in MODULES}
     assert not [str(f.relative_to(SRC)) for f in folders if not (f / "__init__.py").is_file()]
+
+
+def test_test_files_have_names_of_their_own(root, tracked):
+    names = [p.name for p in tracked if p.name.startswith("test_") and p.suffix == ".py"]
+    assert sorted(set(names)) == sorted(names), "pytest imports test files by their name alone"
