@@ -110,6 +110,7 @@ def read_cells(paths: Sequence[Path]) -> list[Row]:
     grouped: dict[tuple[Any, ...], list[Json]] = {}
     timed: dict[tuple[Any, ...], Json] = {}
     for line in lines:
+        _check(line)
         cell = line["cell"]
         key = tuple(
             cell[name] for name in ("dataset", "concurrency", "rate", "method", "num_draft_tokens", "engine")
@@ -128,6 +129,24 @@ def read_cells(paths: Sequence[Path]) -> list[Row]:
         dataset, concurrency, rate, method, k, engine = key
         rows.append(Row(dataset, concurrency, rate, method, k, engine, in_order, timed.get(key)))
     return rows
+
+
+def _check(line: Json) -> None:
+    """DataError for a cell that a hand has changed, or in which nothing was generated."""
+    cell: Any = line.get("cell")
+    result: Any = line.get("result")
+    good = (
+        isinstance(cell, dict)
+        and isinstance(result, dict)
+        and all(isinstance(cell.get(name), str) for name in ("dataset", "method", "engine"))
+        and all(isinstance(cell.get(name), int) for name in ("num_draft_tokens", "repeat"))
+        and all(isinstance(cell.get(name, ""), int | float | None) for name in ("concurrency", "rate"))
+    )
+    if not good:
+        raise DataError(f"not a cell of `eyas bench sweep`; remove its line from the record: {line}"[:300])
+    speed = result.get("output_tokens_per_second")
+    if not cell.get("phases") and not (isinstance(speed, int | float) and speed > 0):
+        raise DataError(f"output_tokens_per_second={speed!r}; remove its line from the record: {cell}"[:300])
 
 
 def best_rows(rows: Iterable[Row]) -> list[Row]:

@@ -1,8 +1,11 @@
+import json
+
 import pytest
 from sweep_records import cell, step, write
 
 from eyas.bench.analyze_sweep import acceptance_by_k, best_rows, lead, leaders, read_cells, tables, versus
 from eyas.bench.sources import published_ratio, source_name
+from eyas.bench.sweep import SCHEMA
 from eyas.core.errors import DataError
 
 # At c=1: 500 = 1 row * 1 token / 2 ms; 1000 = 2.5 / 2.5 ms; 1500 = 3.0 / 2.0 ms.
@@ -149,3 +152,13 @@ def test_published_figures():
     assert published_ratio("mt_bench", 64) == 1.05
     assert published_ratio("speed_bench", 1) == 1.69
     assert published_ratio("humaneval", 3) is None
+
+
+@pytest.mark.parametrize("wrong", [{"cell": "x"}, {"result": {"output_tokens_per_second": -1}}])
+def test_a_cell_changed_by_hand_is_named(tmp_path, wrong):
+    cell = {"dataset": "d", "method": "plain", "engine": "local", "num_draft_tokens": 0, "repeat": 0}
+    line = {"schema": SCHEMA, "type": "cell", "cell": cell | {"concurrency": 1, "rate": None}} | wrong
+    path = tmp_path / "record.jsonl"
+    path.write_text(json.dumps({"result": {"output_tokens_per_second": 1.0}} | line) + "\n")
+    with pytest.raises(DataError, match="remove its line from the record"):
+        read_cells([path])
