@@ -42,19 +42,6 @@ def close(actual, expected, dtype):
     torch.testing.assert_close(actual, expected, **tolerance)
 
 
-@pytest.fixture(autouse=True)
-def _small_tiles(monkeypatch):
-    """The interpreter's time goes with the number of tiles."""
-    if INTERPRETED:
-        from triton.language import constexpr
-
-        from eyas.kernels.triton import paged_attention_kernels, paged_attention_plan
-
-        monkeypatch.setattr(paged_attention_kernels, "BATCH", constexpr(4))
-        monkeypatch.setattr(paged_attention_plan, "CHUNK", 64)
-        monkeypatch.setattr(paged_attention_plan, "unit", lambda _: 32)
-
-
 def use(monkeypatch, **constants):
     from eyas.kernels.triton import paged_attention
 
