@@ -44,7 +44,7 @@ CASES = {
     ),
     "chain rows": (rows._rows_kernel, {"HAS_TREE": False, "BLOCK": 128}),
     "tree rows": (rows._rows_kernel, {"HAS_TREE": True, "BLOCK": 128}),
-    "added norm": (norm._rms_norm_kernel, {"SIZE": 4096, "ADD": True, "BLOCK": 4096, "PDL": True}),
+    "norm": (norm._rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096, "PDL": True}),
 }
 
 

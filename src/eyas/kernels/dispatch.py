@@ -56,12 +56,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See eyas.kernels.reference.norm.add_rms_norm."""
-    out: tuple[Tensor, Tensor] = _twin(_norm, x).add_rms_norm(x, residual, weight, eps)
-    return out
-
-
 def angles(positions: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """See eyas.kernels.reference.rotary.angles."""
     out: tuple[Tensor, Tensor] = _twin(_rotary, cos).angles(positions, cos, sin)

@@ -17,7 +17,3 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x [..., size]."""
         return dispatch.rms_norm(x, self.weight, self.eps)
-
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(Norm of residual + x, residual + x), all [..., size]."""
-        return dispatch.add_rms_norm(x, residual, self.weight, self.eps)

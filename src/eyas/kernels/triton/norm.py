@@ -1,4 +1,4 @@
-"""RMSNorm, with or without adding to the residual stream first; one program a row."""
+"""RMSNorm, one program a row."""
 
 import torch
 import triton
@@ -24,13 +24,10 @@ def pair_sum(x):  # noqa: ANN001, ANN201
 @triton.jit
 def _rms_norm_kernel(  # noqa: ANN202
     x_ptr,  # noqa: ANN001
-    residual_ptr,  # noqa: ANN001
     weight_ptr,  # noqa: ANN001
     out_ptr,  # noqa: ANN001
-    total_ptr,  # noqa: ANN001
     eps,  # noqa: ANN001
     SIZE: tl.constexpr,
-    ADD: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr = False,
 ):
@@ -43,11 +40,6 @@ def _rms_norm_kernel(  # noqa: ANN202
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     x = tl.load(x_ptr + where, mask=mask, other=0.0).to(tl.float32)
-    if ADD:
-        x += tl.load(residual_ptr + where, mask=mask, other=0.0).to(tl.float32)
-        rounded = x.to(total_ptr.dtype.element_ty)
-        tl.store(total_ptr + where, rounded, mask=mask)
-        x = rounded.to(tl.float32)
     # Up to 2048 wide the products of small models do this themselves, for few rows (linear_short.py).
     if BLOCK <= 2048:  # noqa: SIM108 - Triton follows one branch of a static if
         total = tl.sum(pair_sum(tl.reshape(x * x, (1, BLOCK))))
@@ -59,37 +51,24 @@ def _rms_norm_kernel(  # noqa: ANN202
     tl.store(out_ptr + where, normed * weight, mask=mask)
 
 
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See eyas.kernels.reference.norm.rms_norm."""
     x = x.contiguous()
     size = x.shape[-1]
     out = torch.empty_like(x)
-    total = out if residual is None else torch.empty_like(x)
     rows = x.numel() // size
     if rows:
         block = triton.next_power_of_2(size)
         _rms_norm_kernel[(rows,)](
             x,
-            x if residual is None else residual.contiguous(),
             weight,
             out,
-            total,
             eps,
             SIZE=size,
-            ADD=residual is not None,
             BLOCK=block,
             PDL=settings.pdl,
             **({"launch_pdl": True} if settings.pdl else {}),
             num_warps=4 if block <= 2048 else 8,
             enable_fp_fusion=False,
         )
-    return out, total
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See eyas.kernels.reference.norm.rms_norm."""
-    return _launch(x, None, weight, eps)[0]
-
-
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See eyas.kernels.reference.norm.add_rms_norm."""
-    return _launch(x, residual, weight, eps)
+    return out

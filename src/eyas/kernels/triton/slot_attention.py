@@ -7,14 +7,14 @@ same tile: row m is slot m // G, head m % G of the group.
 
 Backward is two kernels (slot_backward.py): queries that walk over their keys, keys that walk over their
 queries (Stairs.bounds says which). No atomics, so the same inputs give the same bits. All of it is two
-operators of torch.library, which torch.compile keeps whole.
+custom operators, which torch.compile keeps whole.
 """
 
 from typing import Any
 
 import torch
 import triton
-from torch import Tensor
+from torch import Tensor, library
 
 from eyas.kernels.reference.slot_attention import KEY_TILE, Stairs
 from eyas.kernels.triton.slot_backward import delta_kernel, keys_kernel, queries_kernel
@@ -38,7 +38,7 @@ def _constants(queries: Tensor, kv_heads: int) -> dict[str, Any]:
     }
 
 
-@torch.library.custom_op("eyas::stairs_forward", mutates_args=())
+@library.custom_op("eyas::stairs_forward", mutates_args=())
 def _forward(
     queries: Tensor,
     context_keys: Tensor,
@@ -92,7 +92,7 @@ def _(queries: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:  # noqa: ARG001
     return out, torch.empty(queries.shape[:-1], dtype=torch.float32, device=queries.device)
 
 
-@torch.library.custom_op("eyas::stairs_backward", mutates_args=())
+@library.custom_op("eyas::stairs_backward", mutates_args=())
 def _backward(
     queries: Tensor,
     context_keys: Tensor,
