@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from eyas.config.dump import to_plain
 from eyas.core.errors import ConfigError
 from eyas.core.model_config import MAX_LAYERS
+from eyas.training.losses import ReachBy
 from eyas.training.losses_chunk import LossKind
 from eyas.training.presets import PRESETS
 
@@ -44,12 +45,16 @@ class DataSection:
     """Folder made by `eyas data capture`: features are read from it, the target runs only for validation."""
     held_out: float = 0.01
     """Share of documents kept for validation, by the hash of their ids."""
+    share: float = 1.0
+    """Share of the other documents that is trained on: smaller shares are parts of larger ones. Validation and
+    the draft vocabulary don't change with it."""
 
     def __post_init__(self) -> None:
         _require("store", self.store, bool(self.store), "the folder of a token store")
         _require("features", self.features, self.features != "", "a folder of captured features, or left out")
         _require("seq_len", self.seq_len, 8 <= self.seq_len <= 2**20, "from 8 to 1048576")
         _require("held_out", self.held_out, 0.0 <= self.held_out < 1.0, "a share in [0, 1)")
+        _require("share", self.share, 0.0 < self.share <= 1.0, "a share in (0, 1]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +169,8 @@ class LossSection:
     """Slots whose logits are held at a time."""
     reach: float = 0.0
     """Share in [0, 1] of a slot's weight that follows the chance that decoding reaches it; 0 for off."""
+    reach_by: ReachBy = "overlap"
+    """What passes a slot: its overlap with the teacher (sampled decoding), or a hit (greedy decoding)."""
 
     def __post_init__(self) -> None:
         _require("chunk", self.chunk, self.chunk >= 1, "at least 1")
@@ -219,6 +226,9 @@ class RunSection:
     validate_every: int = 500
     """Steps between validations; 0 for only at the end."""
     validate_rows: int = 256
+    validate_depths: int | None = None
+    """Depths at which validation drafts; None for those that are trained. Runs that train different numbers of
+    them compare only at one number."""
     checkpoint_every: int = 500
     """Steps between checkpoints; 0 for none. A validation better than all before makes one too."""
     keep_checkpoints: int = 2
@@ -253,6 +263,13 @@ class RunSection:
             _require(name, getattr(self, name), 1 <= getattr(self, name) <= 2**20, "from 1 to 1048576")
         for name in ("validate_every", "checkpoint_every"):
             _require(name, getattr(self, name), getattr(self, name) >= 0, "0 (off) or a count of steps")
+        depths = self.validate_depths
+        _require(
+            "validate_depths",
+            depths,
+            depths is None or 1 <= depths <= MAX_DEPTHS,
+            f"1 to {MAX_DEPTHS}, or left out",
+        )
         for name in ("epochs", "max_steps", "max_minutes", "memory_budget_gib"):
             limit = getattr(self, name)
             _require(name, limit, limit is None or 0 < limit < math.inf, "positive, or left out")

@@ -13,25 +13,28 @@ in the forward pass, backward only scales them. So its memory is chunk * Vd for 
 gradient of the output matrix and slots * D for that of the hidden states; slots * Vd never appears.
 losses_eager.py has the obvious twins that tests hold it against.
 
-A slot's weight may follow the chance that decoding reaches it (`Reach`): the product of the head's own
-overlaps with the teacher at the slots of its rollout before it, taken as a constant. Slot (a, 3) after
-overlaps 0.9, 0.8, 0.5 weighs 0.36: what nobody will read costs little.
+A slot's weight may follow the chance that decoding reaches it (`Reach`), taken as a constant: the product
+over the slots of its rollout before it of the head's own overlaps with the teacher, or of its hits, which is
+what greedy decoding does. Slot (a, 3) after overlaps 0.9, 0.8, 0.5 weighs 0.36, after hits 1, 0, 1 nothing: what
+nobody will read costs little, and what a parallel slot learns is the text after the head's own guesses.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from eyas.training.losses_chunk import LossKind, chunk_loss
 
+ReachBy = Literal["overlap", "hit"]
+
 
 class Reach:
-    """Overlaps of a batch's slots by (anchor, depth), filled as chunks come; depths must come in order.
+    """Chance to pass a batch's slots by (anchor, depth), filled as chunks come; depths must come in order.
 
     `share` in (0, 1] mixes: a slot's weight is multiplied by (1 - share) + share * chance of being reached.
-    Anchors number all rows of the batch: row * n + anchor. Absent slots and unsupervised ones count as
-    accepted.
+    A slot is passed by its overlap with the teacher or, `by` hits, if its argmax is its answer. Anchors
+    number all rows of the batch: row * n + anchor. Absent slots and unsupervised ones count as passed.
     """
 
     def __init__(
@@ -40,24 +43,26 @@ class Reach:
         num_depths: int,
         share: float,
         *,
+        by: ReachBy = "overlap",
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.share = share
-        self.overlaps = torch.ones(num_anchors, num_depths, dtype=dtype, device=device)
+        self.share, self.by = share, by
+        self.passing = torch.ones(num_anchors, num_depths, dtype=dtype, device=device)
 
     def end_rollouts(self, anchors: Tensor, depths: Tensor, ends: Tensor) -> None:
-        """Slots [S] where `ends` (bool) accept nothing: later slots of their rollouts are never reached."""
-        flat, place = self.overlaps.view(-1), anchors * self.overlaps.shape[1] + depths
+        """Slots [S] where `ends` (bool) are never passed: later slots of their rollouts are never reached."""
+        flat, place = self.passing.view(-1), anchors * self.passing.shape[1] + depths
         flat[place] = torch.where(ends, 0.0, flat[place])
 
-    def weigh(self, anchors: Tensor, depths: Tensor, weights: Tensor, overlap: Tensor) -> Tensor:
-        """Take in a chunk's overlaps [C] where it has weight, and return its weights [C]."""
-        width = self.overlaps.shape[1]
-        flat, place = self.overlaps.view(-1), anchors * width + depths
-        flat[place] = torch.where(weights > 0, overlap.to(flat.dtype), flat[place])
+    def weigh(self, anchors: Tensor, depths: Tensor, weights: Tensor, passed: Tensor) -> Tensor:
+        """Take in a chunk's overlaps or hits [C] where it has weight, and return its weights [C]."""
+        width = self.passing.shape[1]
+        flat, place = self.passing.view(-1), anchors * width + depths
+        # Times what stands there: a slot that ends its rollout stays at zero.
+        flat[place] *= torch.where(weights > 0, passed.to(flat.dtype), 1.0)
         before = torch.arange(width, device=depths.device) < depths.unsqueeze(-1)
-        chance = torch.where(before, self.overlaps[anchors], 1.0).prod(-1)
+        chance = torch.where(before, self.passing[anchors], 1.0).prod(-1)
         return weights * (1.0 - self.share + self.share * chance).to(weights.dtype)
 
 
@@ -93,10 +98,12 @@ class _SlotLoss(torch.autograd.Function):
             logits = hidden @ weight.T
             teacher = teacher_hidden[teacher_index[part]] @ teacher_weight.T
             hits[part] = logits.argmax(-1) == answers[part]
-            values, gradient, overlap = chunk_fn(logits, teacher, kind, overlap=reach is not None)
+            by_overlap = reach is not None and reach[0].by == "overlap"
+            values, gradient, overlap = chunk_fn(logits, teacher, kind, overlap=by_overlap)
             scale = weights[part].to(wide)
             if reach is not None:
-                scale = reach[0].weigh(reach[1][part], reach[2][part], scale, overlap)
+                passed = overlap if by_overlap else hits[part]
+                scale = reach[0].weigh(reach[1][part], reach[2][part], scale, passed)
             loss += (scale * values).sum()
             if grad_normed is not None and grad_weight is not None:
                 # A row's weight scales [C, D] operands, not [C, Vd] ones.

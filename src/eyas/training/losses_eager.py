@@ -37,14 +37,20 @@ def eager_slot_loss(
 
 
 def eager_reach(
-    logits: Tensor, teacher_logits: Tensor, anchors: list[int], depths: list[int], dead: set[tuple[int, int]]
+    logits: Tensor,
+    teacher_logits: Tensor,
+    anchors: list[int],
+    depths: list[int],
+    dead: set[tuple[int, int]],
+    hits: list[float] | None = None,
 ) -> list[float]:
     """Chance that each slot is reached, by a loop over the rollout before it; `dead` slots accept nothing.
 
-    Slot (a, k) is reached if every slot (a, 0) .. (a, k - 1) that is present accepted.
+    Slot (a, k) is reached if every slot (a, 0) .. (a, k - 1) that is present accepted: with the chance of its
+    overlap or, where `hits` (0 or 1 a slot) are given, if it hit.
     """
     q, p = torch.softmax(logits, -1), torch.softmax(teacher_logits, -1)
-    overlap = torch.minimum(p, q).sum(-1).tolist()
+    passing = hits or torch.minimum(p, q).sum(-1).tolist()
     places = list(zip(anchors, depths, strict=True))
     chances = []
     for anchor, depth in places:
@@ -53,6 +59,6 @@ def eager_reach(
             if (anchor, before) in dead:
                 chance = 0.0
             elif (anchor, before) in places:
-                chance *= overlap[places.index((anchor, before))]
+                chance *= passing[places.index((anchor, before))]
         chances.append(chance)
     return chances

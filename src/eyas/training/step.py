@@ -170,10 +170,16 @@ class TrainStep:
             return None
         slots, (batch, n) = prepared.slots, prepared.rows.tokens.shape
         _, answers, _ = self.weigh(slots, captured)
-        reach = Reach(batch * n, self.objective.num_depths, self.loss.reach, device=answers.device)
+        by = self.loss.reach_by
+        reach = Reach(batch * n, self.objective.num_depths, self.loss.reach, by=by, device=answers.device)
+        ends = torch.zeros_like(slots.supervised).flatten()
         if self.loss.oov == "mask":
-            places = self._places(slots, n)
-            reach.end_rollouts(*places, slots.supervised.flatten() & (answers < 0))
+            ends = slots.supervised.flatten() & (answers < 0)
+        if by == "hit":
+            # Greedy decoding goes the teacher's way; past a token that was sampled otherwise it never is.
+            on_path = teacher_rows(captured.choices) == prepared.rows.answers
+            ends |= ~on_path.gather(1, guess_index(slots, n)).flatten()
+        reach.end_rollouts(*self._places(slots, n), ends)
         return reach
 
     @staticmethod

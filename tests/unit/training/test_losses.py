@@ -190,7 +190,8 @@ def test_nothing_of_slots_times_vocabulary_is_ever_made(kind):
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
 @pytest.mark.parametrize("chunk", [3, 5, 64])
-def test_reach_weights_equal_the_loop_over_rollouts(share, chunk):
+@pytest.mark.parametrize("by", ["overlap", "hit"])
+def test_reach_weights_equal_the_loop_over_rollouts(share, chunk, by):
     """Chunks that cut a rollout anywhere; missing slots accept, dead slots end their rollout."""
     places = [(a, k) for k in range(4) for a in range(6) if (a + k) % 5 or k == 0]
     dead = {(2, 1), (4, 0)}
@@ -200,11 +201,15 @@ def test_reach_weights_equal_the_loop_over_rollouts(share, chunk):
     ends = torch.tensor([place in dead for place in places])
     weights = torch.where(ends, 0.0, 0.5 + torch.arange(count) % 3).double()
     logits, taught = normed @ head.T, hidden[index] @ teacher.T
-    chances = torch.tensor(eager_reach(logits, taught, anchors.tolist(), depths.tolist(), dead)).double()
-    assert 0 < (chances == 0).sum() < count / 3
+    # Half of the slots hit.
+    answers = torch.where(torch.arange(count) % 2 == 0, logits.argmax(-1), logits.argmin(-1))
+    hits = (logits.argmax(-1) == answers).double().tolist() if by == "hit" else None
+    found = eager_reach(logits, taught, anchors.tolist(), depths.tolist(), dead, hits)
+    chances = torch.tensor(found).double()
+    assert 0 < (chances == 0).sum() < count / (3 if by == "overlap" else 1.2)
     expected = eager_slot_loss(logits, taught, weights * (1 - share + share * chances), "soft_ce")
     wanted = torch.autograd.grad(expected, (normed, head))
-    reach = Reach(6, 4, share, dtype=torch.float64)
+    reach = Reach(6, 4, share, by=by, dtype=torch.float64)
     reach.end_rollouts(anchors, depths, ends)
     loss, _ = slot_loss(
         normed,
@@ -214,7 +219,7 @@ def test_reach_weights_equal_the_loop_over_rollouts(share, chunk):
         slot_index=torch.arange(count),
         teacher_index=index,
         weights=weights,
-        answers=torch.zeros(count, dtype=torch.int64),
+        answers=answers,
         chunk=chunk,
         reach=(reach, anchors, depths),
     )

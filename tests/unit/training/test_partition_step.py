@@ -6,6 +6,7 @@ import pytest
 import torch
 from test_trainer import greedy_store, recipe
 
+from eyas.training.capture import capture
 from eyas.training.config import LossSection
 from eyas.training.peagle.partition import Partition
 from eyas.training.step import chunk_sizes
@@ -34,15 +35,15 @@ def one_step(trainer, *, staircase, partition):
     return result, gradients
 
 
-@pytest.mark.parametrize("case", ["plain", "oov kept", "reach", "markov"])
+@pytest.mark.parametrize("case", ["plain", "oov kept", "reach", "reach by hits", "markov"])
 def test_parts_equal_one_piece(case, world, tmp_path):
     target, store = world
     config = recipe(tmp_path, "peagle")
     loss = LossSection(chunk=64)
     if case == "oov kept":
         loss = replace(loss, oov="keep", kind="kl")
-    if case == "reach":
-        loss = replace(loss, reach=0.7)
+    if case.startswith("reach"):
+        loss = replace(loss, reach=0.7, reach_by="hit" if case.endswith("hits") else "overlap")
     head = replace(config.head, num_layers=2, markov_rank=4 if case == "markov" else 0)
     trainer = Trainer(replace(config, loss=loss, head=head), target, store)
     if case == "markov":
@@ -50,7 +51,7 @@ def test_parts_equal_one_piece(case, world, tmp_path):
     expected, gradients = one_step(trainer, staircase=False, partition=Partition())
     assert float(expected.counts.sum()) > 50
     partitions = [Partition(), Partition(3, "shared")]
-    if case != "reach":
+    if not case.startswith("reach"):
         partitions += [Partition(3, "replayed"), Partition(3, "prefix")]
     for partition in partitions:
         result, mine = one_step(trainer, staircase=True, partition=partition)
@@ -84,3 +85,30 @@ def test_validation_in_parts_counts_the_same(world, tmp_path):
         found.append((count.reached, count.right))
     assert found[0] == found[1]
     assert sum(found[0][0]) > 50
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+def test_by_hits_a_rollout_ends_where_the_text_was_sampled_otherwise(kind, world, tmp_path):
+    """Tokens of the text replaced at random: the teacher's choice is another, and decoding never goes on."""
+    target, store = world
+    config = recipe(tmp_path, kind)
+    loss = LossSection(chunk=64, reach=1.0, reach_by="hit", oov="keep")
+    step = (trainer := Trainer(replace(config, loss=loss), target, store)).step
+    batch = trainer.loader.next()
+    noise = torch.rand(batch.ids.shape, generator=torch.Generator().manual_seed(1)) < 0.2
+    batch = replace(batch, ids=torch.where(noise, (batch.ids + 1) % 50, batch.ids).int())
+    per_row = trainer._supervised_rows(0)
+    prepared = step.prepare(batch, [batch.ids.shape[1]] * len(batch.ids), seed=3, max_supervised=max(per_row))
+    captured = capture(target.decoder, batch, step.model.config.aux_layers)
+    passing = step._reach(prepared, captured).passing.view(*batch.ids.shape, -1)
+    slots, ended = prepared.slots, 0
+    for row in range(len(batch.ids)):
+        for anchor, depth in zip(slots.anchors[row].tolist(), slots.depths.tolist(), strict=True):
+            # The slot reads tokens up to anchor + 1 + depth and guesses the next one.
+            guessed = anchor + depth + 2
+            if guessed >= batch.ids.shape[1]:
+                continue
+            same = captured.choices[row, guessed - 1] == batch.ids[row, guessed]
+            assert passing[row, anchor, depth] == float(same)
+            ended += not same
+    assert ended > 20

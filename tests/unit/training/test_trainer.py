@@ -97,10 +97,12 @@ def test_learning_by_heart_improves_acceptance(kind, world, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle"])
-def test_overlap_loss_weighted_by_reach_learns_too(kind, world, tmp_path):
+@pytest.mark.parametrize("by", ["overlap", "hit"])
+def test_overlap_loss_weighted_by_reach_learns_too(kind, by, world, tmp_path):
     target, store = world
     config = recipe(tmp_path, kind, max_steps=40)
-    trainer = Trainer(replace(config, loss=LossSection(kind="lk_hybrid", reach=0.9, chunk=64)), target, store)
+    loss = LossSection(kind="lk_hybrid", reach=0.9, reach_by=by, chunk=64)
+    trainer = Trainer(replace(config, loss=loss), target, store)
     before = measure(trainer.step, trainer.vocab_map, trainer.validation, batch_rows=4).simulated_al
     trainer.train()
     assert trainer._last_validation["simulated_al"] > before + 0.5
