@@ -15,8 +15,8 @@ losses_eager.py has the obvious twins that tests hold it against.
 
 A slot's weight may follow the chance that decoding reaches it (`Reach`), taken as a constant: the product
 over the slots of its rollout before it of the head's own overlaps with the teacher, or of its hits, which is
-what greedy decoding does. Slot (a, 3) after overlaps 0.9, 0.8, 0.5 weighs 0.36, after hits 1, 0, 1 nothing: what
-nobody will read costs little, and what a parallel slot learns is the text after the head's own guesses.
+what greedy decoding does. Slot (a, 3) after overlaps 0.9, 0.8, 0.5 weighs 0.36, after hits 1, 0, 1 nothing:
+what nobody will read costs little, and what a parallel slot learns is the text after the head's own guesses.
 """
 
 from typing import Any, Literal
