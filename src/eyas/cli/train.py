@@ -53,18 +53,35 @@ def command(
     printer.print(f"head in {out}")
 
 
-def open_trainer(config: Any, *, device: str | None, display: Any = None, world: Any = None) -> Any:
-    """Load what a recipe (TrainConfig) names, and the Trainer over it; nothing is written yet."""
+def open_trainer(
+    config: Any,
+    *,
+    device: str | None,
+    display: Any = None,
+    world: Any = None,
+    loaded: dict[Any, Any] | None = None,
+) -> Any:
+    """Load what a recipe (TrainConfig) names, and the Trainer over it; nothing is written yet.
+
+    `loaded` keeps targets and stores for the next call.
+    """
     from eyas.data.store import TokenStore
     from eyas.data.template import ChatTemplate
     from eyas.targets.load import load_target
     from eyas.training.trainer import Trainer
 
-    store = TokenStore.load(Path(config.data.store))
+    loaded = {} if loaded is None else loaded
+    if config.data.store not in loaded:
+        loaded[config.data.store] = TokenStore.load(Path(config.data.store))
+    store = loaded[config.data.store]
     dtype = None if config.target.dtype == "auto" else config.target.dtype
     place = device if world is None or world.device is None else str(world.device)
     # Unpacked: training multiplies whole batches, which the CPU's decoding layout does not serve.
-    target = load_target(config.target.path, **console.device_and_dtype(place, dtype), pack=False)
+    wanted = console.device_and_dtype(place, dtype)
+    key = (config.target.path, *wanted.values())
+    if key not in loaded:
+        loaded[key] = load_target(config.target.path, **wanted, pack=False)
+    target = loaded[key]
     template_ids: frozenset[int] = frozenset()
     if getattr(target.tokenizer, "chat_template", None):
         from eyas.cli.data import end_ids

@@ -53,12 +53,18 @@ class LoaderState:
     batch: int = 0
 
 
-def split_documents(store: TokenStore, held_out: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices of training and held-out documents, by hash of their ids; stable when data is added."""
-    share = (store.doc_keys >> np.uint64(11)).astype(np.float64) / 2.0**53
-    chosen = share < held_out
+def split_documents(
+    store: TokenStore, held_out: float, share: float = 1.0
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices of training and held-out documents, by hash of their ids; stable when data is added.
+
+    Of the training documents only `share` is given, the same ones and more for a larger share.
+    """
+    place = (store.doc_keys >> np.uint64(11)).astype(np.float64) / 2.0**53
+    chosen = place < held_out
+    kept = ~chosen if share >= 1.0 else ~chosen & (place < held_out + share * (1.0 - held_out))
     index = np.arange(store.num_documents)
-    return index[~chosen], index[chosen]
+    return index[kept], index[chosen]
 
 
 def place_pieces(lengths: list[int], seq_len: int) -> tuple[list[int], list[int], int]:

@@ -36,6 +36,13 @@ def make_objective(section: Eagle3Section | PEagleSection, *, staircase: bool = 
     )
 
 
+def with_depths(section: Eagle3Section | PEagleSection, num_depths: int) -> Eagle3Section | PEagleSection:
+    """The section of a run that trains `num_depths` steps or depths, with default weights."""
+    if isinstance(section, Eagle3Section):
+        return replace(section, ttt_steps=num_depths, depth_weights=None)
+    return replace(section, num_depths=num_depths, depth_weights=None)
+
+
 def build_head(
     config: TrainConfig, target: Target, counts: TokenCounts, template_ids: frozenset[int]
 ) -> tuple[Eagle3Model, VocabMap, float]:

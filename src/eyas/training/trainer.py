@@ -10,6 +10,7 @@ slots is known), run each, clip, update. The host reads values back only when it
 processes (parallel.py) all of them compute, and rank 0 writes.
 """
 
+import copy
 import platform
 import shutil
 import time
@@ -34,7 +35,7 @@ from eyas.drafters.artifact import make_model, save_head
 from eyas.drafters.eagle3.model import Eagle3Model
 from eyas.drafters.files import refuse_foreign
 from eyas.targets.base import Target
-from eyas.training.build import build_head, describe, make_objective
+from eyas.training.build import build_head, describe, make_objective, with_depths
 from eyas.training.capture import capture_meta, captured_before
 from eyas.training.checkpoint import (
     RunState,
@@ -61,6 +62,10 @@ from eyas.training.window import Window
 
 Evaluate = Callable[[Path], dict[str, Any]]
 """Real decoding with the head in a folder; its result goes to eyas.json. Handed in: no engine here."""
+
+
+class Paused(EyasError):  # noqa: N818 -- not a mistake
+    """A run that stopped at its deadline, with a checkpoint of this very step."""
 
 
 class Trainer:
@@ -117,7 +122,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.parameters, config.optim)
         local = [self.world.local(parameter) for parameter in self.parameters]
         self.average = MovingAverage(local, config.optim.ema) if config.optim.ema else None
-        training, held_out = split_documents(store, config.data.held_out)
+        training, held_out = split_documents(store, config.data.held_out, config.data.share)
         self.loader = RowLoader(
             store,
             training,
@@ -145,6 +150,14 @@ class Trainer:
             seq_len = config.data.seq_len
             known = FeatureStore(Path(config.data.features), store, seq_len=seq_len, meta=meta)
             self.step.capture_with(captured_before(known))
+        self.examined = copy.copy(self.step)
+        """What validation drafts with: the same weights, perhaps more or fewer depths."""
+        if config.run.validate_depths is not None:
+            self.examined.objective = make_objective(
+                with_depths(config.objective, config.run.validate_depths), staircase=self.plan.staircase
+            )
+        self.deadline: float | None = None
+        """time.monotonic() after which `train` stops with Paused."""
         self.state = RunState()
         self._started = time.monotonic()
         self._startup: float | None = None
@@ -196,6 +209,8 @@ class Trainer:
                 better = bool(run.validate_every) and step % run.validate_every == 0 and self._validate(log)
                 if run.checkpoint_every and (better or step % run.checkpoint_every == 0):
                     self._checkpoint(checkpoints, identity, window)
+                if self.deadline is not None and step % run.log_every == 0:
+                    self._pause(checkpoints, identity, window)
             if window.steps:
                 self._record(log, self._summary(window))
                 window = self.new_window()
@@ -235,6 +250,12 @@ class Trainer:
             self.loader.state = LoaderState(self.state.epoch, self.state.batch)
             best = best_checkpoint(checkpoints)
             self._best_al = best[1] if best else 0.0
+
+    def _pause(self, checkpoints: Path, identity: dict[str, Any], window: Window) -> None:
+        """Stop where the deadline has passed; on the boundary of a log record, so that no sum is lost."""
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            self._checkpoint(checkpoints, identity, window)
+            raise Paused(f"{self.out}: paused at step {self.state.step}; the same recipe goes on from there")
 
     @property
     def seconds(self) -> float:
@@ -351,8 +372,10 @@ class Trainer:
     def _summary(self, window: Window) -> dict[str, Any]:
         self._check_finite(window)
         summary = window.summary(self.world)
-        online = self.config.data.features is None
-        flops = step_flops(Work(*summary.pop("work")), self.model.config, self.target.config, online=online)
+        work, passed = Work(*summary.pop("work")), summary.pop("window_seconds")
+        shapes = (self.model.config, self.target.config)
+        head_flops = step_flops(work, *shapes, online=False)
+        flops = head_flops if self.config.data.features is not None else step_flops(work, *shapes)
         return {
             "kind": "train",
             "step": self.state.step,
@@ -362,7 +385,10 @@ class Trainer:
             **summary,
             **self._peak(),
             "lr": self.optimizer.param_groups[0]["lr"],
-            "utilisation": round(flops / (self._gemm_rate * self.world.size), 4),
+            # Of the steps since the last record; head_flops leaves the target's own forward out.
+            "flops": flops,
+            "head_flops": head_flops,
+            "utilisation": round(flops / (self._gemm_rate * self.world.size * passed), 4),
         }
 
     def _peak(self) -> dict[str, float]:
@@ -386,7 +412,9 @@ class Trainer:
         try:
             rows = min(8, self.config.run.batch_rows)
             with self.world.gathered():
-                count = measure(self.step, self.vocab_map, self.validation, batch_rows=rows, world=self.world)
+                count = measure(
+                    self.examined, self.vocab_map, self.validation, batch_rows=rows, world=self.world
+                )
             self._num_validations += 1
             every = self.config.decoding.every
             decoded = self._decode() if every and self._num_validations % every == 0 else None

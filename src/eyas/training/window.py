@@ -46,7 +46,7 @@ class Window:
     def summary(self, world: World) -> dict[str, Any]:
         """Loss, accuracy by depth, milliseconds a step by phase, tokens a second; all ranks must call.
 
-        `work` is what the ranks did per second of wall clock (training/flops.py), for utilisation.
+        `work` is what the ranks did (training/flops.py) in `window_seconds` of wall clock, for utilisation.
         """
         loss, hits, counts, work = (world.sum(x) for x in (self.loss, self.hits, self.counts, self.work))
         seconds = max(time.monotonic() - self.started, 1e-9)
@@ -59,5 +59,6 @@ class Window:
             # Slots of each depth that were trained, as a share of those of depth 0.
             "supervision": [round(share, 4) for share in (counts / counts[:1].clamp(min=1)).tolist()],
             "ms": {name: round(1000 * laps.get(name, 0.0) / self.steps, 2) for name in PHASES},
-            "work": [count / seconds for count in work.tolist()],
+            "work": work.tolist(),
+            "window_seconds": seconds,
         }
