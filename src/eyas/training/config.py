@@ -46,8 +46,8 @@ class DataSection:
     held_out: float = 0.01
     """Share of documents kept for validation, by the hash of their ids."""
     share: float = 1.0
-    """Share of the other documents that is trained on: smaller shares are parts of larger ones. Validation and
-    the draft vocabulary don't change with it."""
+    """Share of the other documents that is trained on; smaller shares are parts of larger ones. Validation
+    and the draft vocabulary don't change with it."""
 
     def __post_init__(self) -> None:
         _require("store", self.store, bool(self.store), "the folder of a token store")
@@ -227,8 +227,8 @@ class RunSection:
     """Steps between validations; 0 for only at the end."""
     validate_rows: int = 256
     validate_depths: int | None = None
-    """Depths at which validation drafts; None for those that are trained. Runs that train different numbers of
-    them compare only at one number."""
+    """Depths at which validation drafts; None for those that are trained. Runs that train different numbers
+    of them compare only at one number."""
     checkpoint_every: int = 500
     """Steps between checkpoints; 0 for none. A validation better than all before makes one too."""
     keep_checkpoints: int = 2
