@@ -1,4 +1,4 @@
-"""`eyas data`: regenerate, pack, show, count, capture."""
+"""`eyas data`: regenerate, pack, show, count, trim, capture."""
 
 import itertools
 import json
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eyas.cli import console, data_capture
+from eyas.cli import console, data_capture, data_trim
 
 if TYPE_CHECKING:
     from eyas.data.regenerate import Progress
     from eyas.data.template import ChatTemplate
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+app.command("trim")(data_trim.command)
 app.command("capture")(data_capture.command)
 
 TargetOption = Annotated[

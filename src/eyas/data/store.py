@@ -130,8 +130,18 @@ class StoreWriter:
         self._keys: list[int] = []
         self._bytes = 0
 
-    def add(self, name: str, ids: list[int] | tuple[int, ...], spans: list[Span] | tuple[Span, ...]) -> None:
-        """Add a document; `name` decides its split. Raises DataError for bad ids or spans."""
+    def add(
+        self,
+        name: str,
+        ids: list[int] | tuple[int, ...],
+        spans: list[Span] | tuple[Span, ...],
+        *,
+        key: int | None = None,
+    ) -> None:
+        """Add a document; `name`, or a key from another store, decides its split.
+
+        Raises DataError for bad ids or spans.
+        """
         check_spans(ids, spans, name)
         array = np.asarray(ids, dtype=np.int64)
         if array.min() < 0 or array.max() >= self.vocab_size:
@@ -146,7 +156,7 @@ class StoreWriter:
             self._flush()
         self._ids.append(array.astype(self.dtype))
         self._spans.append(tuple(spans))
-        self._keys.append(key_of(name))
+        self._keys.append(key_of(name) if key is None else key)
         self._bytes += size
         self.num_supervised += sum(end - begin for begin, end in spans)
 
