@@ -29,7 +29,7 @@ PHASE_COLOURS = {
 
 def draw_all(rows: Sequence[Row]) -> dict[str, bytes]:
     """Return name -> PNG of every figure that the rows have something for."""
-    _pyplot()
+    pyplot()
     figures: dict[str, Callable[[Sequence[Row]], bytes | None]] = {
         "throughput": throughput,
         "speedup": speedup,
@@ -76,7 +76,7 @@ def throughput(rows: Sequence[Row]) -> bytes | None:
         axes.set_ylabel("output tokens a second (numbers: best K)")
         axes.legend(fontsize=7)
 
-    return _panels(_datasets(best), panel)
+    return panels(_datasets(best), panel)
 
 
 def speedup(rows: Sequence[Row]) -> bytes | None:
@@ -104,7 +104,7 @@ def speedup(rows: Sequence[Row]) -> bytes | None:
         axes.set_ylabel("tokens a second over plain decoding")
         axes.legend(fontsize=7)
 
-    return _panels(list(dict.fromkeys(place[0] for over in found.values() for place, _ in over)), panel)
+    return panels(list(dict.fromkeys(place[0] for over in found.values() for place, _ in over)), panel)
 
 
 def ratio(rows: Sequence[Row]) -> bytes | None:
@@ -132,7 +132,7 @@ def ratio(rows: Sequence[Row]) -> bytes | None:
         axes.set_ylabel("P-EAGLE / EAGLE-3, tokens a second")
         axes.legend(fontsize=7)
 
-    return _panels(list(dict.fromkeys(place[0] for place, _ in pairs)), panel)
+    return panels(list(dict.fromkeys(place[0] for place, _ in pairs)), panel)
 
 
 def acceptance(rows: Sequence[Row]) -> bytes | None:
@@ -164,7 +164,7 @@ def acceptance(rows: Sequence[Row]) -> bytes | None:
         axes.set_ylabel("tokens a verification")
         axes.legend(fontsize=7)
 
-    return _panels(list(table), panel)
+    return panels(list(table), panel)
 
 
 def positions(rows: Sequence[Row]) -> bytes | None:
@@ -188,7 +188,7 @@ def positions(rows: Sequence[Row]) -> bytes | None:
         axes.set_ylabel("accepted")
         axes.legend(fontsize=7)
 
-    return _panels(_datasets(drafted), panel)
+    return panels(_datasets(drafted), panel)
 
 
 def step_time(rows: Sequence[Row]) -> bytes | None:
@@ -217,7 +217,7 @@ def step_time(rows: Sequence[Row]) -> bytes | None:
         axes.set_ylabel("ms a step")
         axes.legend(fontsize=7)
 
-    return _panels(_datasets(best), panel)
+    return panels(_datasets(best), panel)
 
 
 def latency(rows: Sequence[Row]) -> bytes | None:
@@ -241,10 +241,11 @@ def latency(rows: Sequence[Row]) -> bytes | None:
         axes.legend(fontsize=6)
 
     names = [f"{dataset}: {metric}" for dataset in _datasets(best) for metric in ("ttft", "itl")]
-    return _panels(names, panel)
+    return panels(names, panel)
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """Return matplotlib.pyplot, drawing to files only; ConfigError if it is not installed."""
     try:
         import matplotlib as mpl
     except ModuleNotFoundError as error:
@@ -255,12 +256,12 @@ def _pyplot() -> Any:
     return plt
 
 
-def _panels(names: Sequence[str], panel: Callable[[Any, str], None]) -> bytes:
+def panels(names: Sequence[str], panel: Callable[[Any, str], None]) -> bytes:
     """Return a figure with one panel for each name, at most three beside one another."""
-    pyplot = _pyplot()
+    plt = pyplot()
     columns = min(3, len(names))
     lines = -(-len(names) // columns)
-    figure, grid = pyplot.subplots(
+    figure, grid = plt.subplots(
         lines, columns, figsize=(4.8 * columns, 3.8 * lines), squeeze=False, constrained_layout=True
     )
     try:
@@ -274,7 +275,7 @@ def _panels(names: Sequence[str], panel: Callable[[Any, str], None]) -> bytes:
         figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
         return buffer.getvalue()
     finally:
-        pyplot.close(figure)
+        plt.close(figure)
 
 
 def _colours(rows: Sequence[Row]) -> dict[str, str]:

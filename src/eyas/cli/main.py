@@ -39,6 +39,7 @@ VERBS: dict[str, Verb] = {
     "serve": Verb("eyas.cli.serve", "Serve a target, with or without a head, to OpenAI's clients."),
     "verify": Verb("eyas.cli.verify", "Show on your own target and head that drafting changes no token."),
     "train": Verb("eyas.cli.train", "Train a draft head from a recipe."),
+    "study": Verb("eyas.cli.study", "Train variants of a recipe with equal steps, and compare them."),
     "bench": Verb("eyas.cli.bench", "Measure speed: a step against the hardware, methods under load."),
     "calibrate": Verb("eyas.cli.calibrate", "Find the number of drafts that is fastest on this device."),
     "data": Verb("eyas.cli.data", "Make and look at training data."),

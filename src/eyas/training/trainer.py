@@ -25,6 +25,7 @@ from torch import nn
 from eyas import __version__
 from eyas.config import dump_config
 from eyas.config.dump import to_plain
+from eyas.core.device import device_name
 from eyas.core.errors import ConfigError, DataError, EyasError
 from eyas.data.features import FeatureStore
 from eyas.data.files import write_bytes
@@ -503,7 +504,7 @@ class Trainer:
                 "epochs": round(self.state.epoch + self.state.batch / self.batches_per_epoch, 3),
                 "tokens": self.state.tokens,
                 "seconds": round(self.seconds, 1),
-                "device": _device_name(self.target.device),
+                "device": device_name(self.target.device),
                 "processes": self.world.size,
             },
             "versions": {
@@ -553,7 +554,3 @@ class Trainer:
 
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
