@@ -53,6 +53,13 @@ def command(
             f"{store}: made for a vocabulary of {data.manifest['vocab_size']}, "
             f"the target has {config.vocab_size}"
         )
+    limit = config.max_position_embeddings
+    if seq_len > limit:
+        longer = int((data.lengths > limit).sum())
+        raise ConfigError(
+            f"--seq-len {seq_len}: the target reads at most {limit} tokens, {longer:,} of "
+            f"{data.num_documents:,} documents are longer; with --seq-len {limit} they are cut into pieces"
+        )
     layers: tuple[int, ...] = default_aux_layers(config.num_layers)
     if aux_layers is not None:
         layers = tuple(console.whole_numbers(aux_layers, "--aux-layers"))

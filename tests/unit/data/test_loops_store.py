@@ -9,20 +9,21 @@ from eyas.data.loader import split_documents
 from eyas.data.loops import LoopRule, loop_start
 from eyas.data.loops_store import trim_store
 from eyas.data.store import StoreWriter, TokenStore
+from tiny_files import VOCAB, write_target
 
 RULE = LoopRule(ngram=3, window=12, share=0.9, keep=5)
 LOOP = [11, 12, 13, 14] * 10
 
 
-def build(folder, documents=60):
+def build(folder, documents=60, vocab_size=300):
     """Every third document ends in a loop, every fifth has one in its first answer."""
     rng = np.random.default_rng(1)
-    writer = StoreWriter(folder, vocab_size=300, meta={"target": "toy"}, shard_bytes=1500)
+    writer = StoreWriter(folder, vocab_size=vocab_size, meta={"target": "toy"}, shard_bytes=1500)
     for number in range(documents):
         ids, spans = [1, 2], []
         for looping in (number % 5 == 0, number % 3 == 0):
-            ids += rng.integers(20, 290, 6).tolist()
-            answer = rng.integers(20, 290, rng.integers(3, 30)).tolist() + LOOP * looping
+            ids += rng.integers(20, 250, 6).tolist()
+            answer = rng.integers(20, 250, rng.integers(3, 30)).tolist() + LOOP * looping
             spans.append((len(ids), len(ids) + len(answer)))
             ids += answer
         writer.add(f"d{number}", ids, spans)
@@ -145,3 +146,25 @@ def test_the_commands_errors_are_one_line(tmp_path, capsys):
     assert status == 2
     assert "shard is missing" in err
     assert not (tmp_path / "x").exists()
+
+
+def test_loops_are_shown_as_text(tmp_path, capsys):
+    target = str(write_target(tmp_path / "target"))
+    store = build(tmp_path / "a", vocab_size=VOCAB)
+    args = ("data", "trim", str(tmp_path / "a"), "--out", str(tmp_path / "b"), *FLAGS, "--target", target)
+    status, out, _ = run(capsys, *args, "--show", "4", "--json")
+    examples = json.loads(out)["examples"]
+    assert status == 0
+    assert len(examples) == 4
+    for example in examples:
+        ids, _ = store.document(example["document"])
+        assert ids[example["loop"] :][:8] in [LOOP[i : i + 8] for i in range(4)]
+        assert example["before"]
+        assert (len(example["kept"]), len(example["cut"])) == (5, 40 - 4 - 5)
+    status, out, _ = run(capsys, *args, "--show", "99")
+    assert status == 0
+    assert out.count("loop from token") == 32
+    build(tmp_path / "c")
+    status, _, err = run(capsys, "data", "trim", str(tmp_path / "c"), *args[3:])
+    assert status == 2
+    assert f"vocabulary of 300, the target has {VOCAB}" in err
