@@ -68,7 +68,8 @@ def in_vllm(python: Path, job: dict, scratch: Path) -> dict:
     """Answers and counters of vLLM, in a process of its own environment."""
     (scratch / "job.json").write_text(json.dumps(job))
     quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [str(python), str(Path(__file__).with_name("run.py")), "job.json", "result.json"]
+    # absolute, not resolved: a virtual environment's Python is a link, and knows itself by the link's place.
+    command = [str(python.absolute()), str(Path(__file__).with_name("run.py")), "job.json", "result.json"]
     environment = {"VLLM_CPU_KVCACHE_SPACE": "1"} | dict(os.environ) | quiet
     done = subprocess.run(
         command,

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from eyas.core.errors import RequestError
 from eyas.core.grammar import Grammar
+from eyas.engine import json_schema, regex
 from eyas.engine.request import Request
 
 CACHE_BYTES = 64 << 20
@@ -43,12 +44,17 @@ class Grammars:
     def compile(self, grammar: Grammar) -> Any:
         """The compiled grammar, from the cache if it was compiled before.
 
-        RequestError that begins with the grammar's source: it is wrong, xgrammar is not installed, or the
-        target has no tokenizer or no end of text.
+        RequestError that begins with the grammar's source: it is wrong, asks for what would not be kept to,
+        xgrammar is not installed, or the target has no tokenizer or no end of text.
         """
         if self._compiler is None:
             self._compiler = self._new_compiler(grammar.source)
         compiler = self._compiler
+        # What xgrammar would leave out with no more than a line on stderr.
+        if grammar.kind == "json_schema":
+            json_schema.check(grammar.text, grammar.source)
+        elif grammar.kind == "regex" and (fault := regex.fault(grammar.text)):
+            raise RequestError(f"{grammar.source}: {fault} in a regular expression")
         try:
             if grammar.kind == "json_schema":
                 return compiler.compile_json_schema(grammar.text, max_whitespace_cnt=MAX_BLANKS)

@@ -213,8 +213,8 @@ def test_a_grammar_that_fails_ends_its_request_alone(target, plain, monkeypatch)
     ("grammar", "message"),
     [
         (Grammar("regex", "(a", "structured_outputs"), "structured_outputs: .*parenthesis"),
-        (Grammar("json_schema", '{"type": "objct"}'), "grammar: Unsupported type"),
-        (Grammar("json_schema", "{"), "grammar: Failed to parse JSON"),
+        (Grammar("json_schema", '{"type": "objct"}'), "grammar: .*type must be of string"),
+        (Grammar("json_schema", "{"), "grammar: the schema is not JSON"),
         (Grammar("ebnf", "root ::= nobody"), 'grammar: .*"nobody" is not defined'),
     ],
 )

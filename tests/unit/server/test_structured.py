@@ -108,6 +108,8 @@ def test_text_asks_for_nothing(served):
         ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs"),
+        ({"structured_outputs": {"json": {"type": "array", "uniqueItems": True}}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "(?=a)b"}}, "structured_outputs"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
@@ -120,6 +122,14 @@ def test_a_bad_grammar_is_refused_by_name(served, body, param):
     response = served.post(CHAT, messages=HELLO, **body)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
+
+
+def test_what_a_grammar_would_leave_out_of_a_schema_is_named(served):
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    error = served.post(CHAT, messages=HELLO, response_format=form).json()["error"]
+    assert error["param"] == "response_format"
+    assert "$.properties.a.uniqueItems is not served" in error["message"]
 
 
 def test_a_grammar_that_takes_too_long_holds_up_nobody(served, monkeypatch):
