@@ -88,7 +88,9 @@ def _print(result: dict[str, Any], out: Path) -> None:
     for example in result["examples"]:
         printer.print(f"document {example['document']}, loop from token {example['loop']}", style="dim")
         text = Text(example["before"])
-        text.append(example["kept"], style="bold green").append(example["cut"], style="red strike")
+        # Words too, for output without colours.
+        text.append("[loop]", style="dim").append(example["kept"], style="bold green")
+        text.append("[cut]", style="dim").append(example["cut"], style="red strike")
         printer.print(text)
     before, after = result["before"], result["after"]
     printer.print(
