@@ -11,41 +11,40 @@ from typing import Any
 from eyas.bench.plots import COLOURS, panels, pyplot
 
 Row = dict[str, Any]
-BASELINE_COLOUR = "#6b6b6b"
+GREYS = ("#303030", "#9a9a9a", "#c9b37e")
 
 
-def draw_study(rows: Sequence[Row], baseline: str | None = None) -> dict[str, bytes]:
-    """Return name -> PNG; empty without rows. A panel for each group, with the baseline in all."""
+def draw_study(rows: Sequence[Row], common: Sequence[str] = ()) -> dict[str, bytes]:
+    """Return name -> PNG; empty without rows. A panel for each group, with `common` variants in all."""
     pyplot()
     if not rows:
         return {}
     return {
-        "epochs": _curves(rows, baseline, lambda row: float(row["epochs"]), "epochs"),
-        "flops": _curves(rows, baseline, lambda row: float(row["flops"]), "training FLOPs"),
-        "acceptance": _acceptance(rows, baseline),
+        "epochs": _curves(rows, common, lambda row: float(row["epochs"]), "epochs"),
+        "flops": _curves(rows, common, lambda row: float(row["flops"]), "training FLOPs"),
+        "acceptance": _acceptance(rows, common),
     }
 
 
-def groups(rows: Sequence[Row], baseline: str | None) -> dict[str, list[str]]:
+def groups(rows: Sequence[Row], common: Sequence[str]) -> dict[str, list[str]]:
     """Panel -> its variants. A study without groups is one panel of all.
 
-    base, layers/1, layers/2, k/4, baseline "base" -> {layers: [base, layers/1, layers/2], k: [base, k/4]}.
+    base, layers/1, layers/2, k/4, common [base] -> {layers: [base, layers/1, layers/2], k: [base, k/4]}.
     """
-    names = dict.fromkeys(row["variant"] for row in rows)
+    names = list(dict.fromkeys(row["variant"] for row in rows))
+    shared = [name for name in common if name in names]
     grouped: dict[str, list[str]] = {}
     for name in names:
-        if name != baseline:
-            grouped.setdefault(name.rpartition("/")[0], []).append(name)
-    if baseline is not None and baseline in names:
-        grouped = {group: [baseline, *members] for group, members in grouped.items()} or {"": [baseline]}
-    return {group or "all": members for group, members in grouped.items()}
+        if name not in shared:
+            grouped.setdefault(name.rpartition("/")[0], list(shared)).append(name)
+    return {group or "all": members for group, members in (grouped or {"": shared}).items()}
 
 
-def _curves(rows: Sequence[Row], baseline: str | None, where: Callable[[Row], float], label: str) -> bytes:
-    members = groups(rows, baseline)
+def _curves(rows: Sequence[Row], common: Sequence[str], where: Callable[[Row], float], label: str) -> bytes:
+    members = groups(rows, common)
 
     def panel(axes: Any, group: str) -> None:
-        for name, colour in _coloured(members[group], baseline):
+        for name, colour in _coloured(members[group], common):
             line = [row for row in rows if row["variant"] == name]
             axes.plot(
                 [where(row) for row in line],
@@ -62,12 +61,12 @@ def _curves(rows: Sequence[Row], baseline: str | None, where: Callable[[Row], fl
     return panels(list(members), panel)
 
 
-def _acceptance(rows: Sequence[Row], baseline: str | None) -> bytes:
-    members = groups(rows, baseline)
+def _acceptance(rows: Sequence[Row], common: Sequence[str]) -> bytes:
+    members = groups(rows, common)
     newest = {row["variant"]: row for row in rows}
 
     def panel(axes: Any, group: str) -> None:
-        for name, colour in _coloured(members[group], baseline):
+        for name, colour in _coloured(members[group], common):
             for key, style in (("acceptance", "o-"), ("visited_acceptance", "x:")):
                 shares = newest[name][key]
                 label = _short(name, group) if key == "acceptance" else None
@@ -80,10 +79,12 @@ def _acceptance(rows: Sequence[Row], baseline: str | None) -> bytes:
     return panels(list(members), panel)
 
 
-def _coloured(names: Sequence[str], baseline: str | None) -> list[tuple[str, str]]:
-    others = [name for name in names if name != baseline]
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(others)}
-    return [(name, colours.get(name, BASELINE_COLOUR)) for name in names]
+def _coloured(names: Sequence[str], common: Sequence[str]) -> list[tuple[str, str]]:
+    """Greys for what stands in every panel."""
+    others = [name for name in names if name not in common]
+    colours = {name: GREYS[number % len(GREYS)] for number, name in enumerate(common)}
+    colours |= {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(others)}
+    return [(name, colours[name]) for name in names]
 
 
 def _short(name: str, group: str) -> str:

@@ -84,7 +84,8 @@ def _report(out: Path, notes: Any) -> tuple[Any, str]:
     text = table(rows, about["baseline"])
     write_bytes(out / "table.md", text.encode())
     try:
-        for name, png in draw_study(rows, about["baseline"]).items():
+        common = [name for name in (about["baseline"], *about["beside"]) if name]
+        for name, png in draw_study(rows, common).items():
             write_bytes(out / f"{name}.png", png)
     except ConfigError as error:
         notes.print(f"no figures: {error}", markup=False)

@@ -229,6 +229,8 @@ class RunSection:
     validate_depths: int | None = None
     """Depths at which validation drafts; None for those that are trained. Runs that train different numbers
     of them compare only at one number."""
+    validate_seq_len: int | None = None
+    """Tokens in validation's rows; None for data.seq_len."""
     checkpoint_every: int = 500
     """Steps between checkpoints; 0 for none. A validation better than all before makes one too."""
     keep_checkpoints: int = 2
@@ -270,6 +272,8 @@ class RunSection:
             depths is None or 1 <= depths <= MAX_DEPTHS,
             f"1 to {MAX_DEPTHS}, or left out",
         )
+        length = self.validate_seq_len
+        _require("validate_seq_len", length, length is None or 8 <= length <= 2**20, "from 8 to 1048576")
         for name in ("epochs", "max_steps", "max_minutes", "memory_budget_gib"):
             limit = getattr(self, name)
             _require(name, limit, limit is None or 0 < limit < math.inf, "positive, or left out")

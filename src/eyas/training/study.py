@@ -47,7 +47,9 @@ class StudyConfig:
     question: str = ""
     """What the study is to answer; printed above its table."""
     baseline: str | None = None
-    """Variant that the others are held against."""
+    """Variant that the others are held against, drawn in all panels."""
+    beside: tuple[str, ...] = ()
+    """Other variants that are drawn in all panels."""
     validations: int = 8
     """Times that each variant is validated, evenly spread: points of its curve."""
     depths: int = 7
@@ -60,8 +62,9 @@ class StudyConfig:
             raise ConfigError("steps, validations and depths must be at least 1")
         if not self.variants:
             raise ConfigError("variants: there are none")
-        if self.baseline is not None and self.baseline not in self.variants:
-            raise ConfigError(f"baseline={self.baseline!r}: there is no such variant")
+        for name in (self.baseline, *self.beside):
+            if name is not None and name not in self.variants:
+                raise ConfigError(f"baseline, beside: there is no variant {name!r}")
         groups = {name.partition("/")[0] for name in self.variants if "/" in name}
         for name in self.variants:
             if not NAME.fullmatch(name):

@@ -46,6 +46,8 @@ def variant_rows(out: Path, name: str) -> list[Row]:
             sums["tokens"], sums["loss"] = record["tokens"], record["loss"]
         elif record["kind"] == "validation":
             measured = ("acceptance", "visited_acceptance", "simulated_al")
+            if rows and rows[-1]["step"] == record["step"]:
+                rows.pop()  # a leg that begins at the last step validates it again
             rows.append(
                 {
                     "variant": name,

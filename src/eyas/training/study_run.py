@@ -96,6 +96,7 @@ def describe(study: Study) -> dict[str, Any]:
         "study": study.name,
         "question": config.question,
         "baseline": config.baseline,
+        "beside": list(config.beside),
         "steps": config.steps,
         "depths": config.depths,
         "variants": [plan.name for plan in study.plans],
@@ -106,7 +107,7 @@ def identity(config: TrainConfig) -> dict[str, Any]:
     """What must be the same for a finished variant to count as this one."""
     plain = to_plain(config)
     manifest = read_manifest(Path(config.data.store) / "manifest.json", FORMAT)
-    compared = ("max_steps", "validate_every", "validate_rows", "validate_depths")
+    compared = ("max_steps", "validate_every", "validate_rows", "validate_depths", "validate_seq_len")
     return fingerprint(plain, str(manifest["hash"])) | {key: plain["run"][key] for key in compared}
 
 

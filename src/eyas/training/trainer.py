@@ -90,8 +90,13 @@ class Trainer:
         self.out = Path(config.run.out)
         refuse_foreign(self.out)
         limit = target.config.max_position_embeddings
-        if config.data.seq_len > limit:
-            raise ConfigError(f"data.seq_len={config.data.seq_len}: the target reads at most {limit} tokens")
+        self.validate_seq_len = config.run.validate_seq_len or config.data.seq_len
+        for name, length in (
+            ("data.seq_len", config.data.seq_len),
+            ("run.validate_seq_len", self.validate_seq_len),
+        ):
+            if length > limit:
+                raise ConfigError(f"{name}={length}: the target reads at most {limit} tokens")
         self.shares = shares(
             self.world.rank,
             self.world.size,
@@ -181,7 +186,7 @@ class Trainer:
     def _validation_rows(self, held_out: Any) -> Batch | None:
         if not len(held_out) or not self.config.run.validate_rows:
             return None
-        rows = pack_rows(self.store, self.loader.mask, held_out, self.config.data.seq_len, seed=0)
+        rows = pack_rows(self.store, self.loader.mask, held_out, self.validate_seq_len, seed=0)
         size, device = self.config.run.validate_rows, self.target.device
         tensors = (rows.ids, rows.segments, rows.positions, rows.supervised)
         return Batch(*(tensor[:size].to(device) for tensor in tensors))
