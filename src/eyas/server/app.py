@@ -46,8 +46,9 @@ def build_app(llms: LLM | list[LLM] | Methods, settings: ServerSettings | None =
             await service.bridge.stop()
             service.preparer.stop()
 
-    # No pages of documentation: they load scripts from elsewhere.
-    app = FastAPI(title="Eyas", docs_url=None, redoc_url=None, lifespan=lifespan)
+    # No pages of documentation: they load scripts from elsewhere. Bodies are read by us, so that a description
+    # made from the routes would say nothing about them.
+    app = FastAPI(title="Eyas", openapi_url=None, lifespan=lifespan)
     app.state.service = service
     _add_error_handlers(app)
 
@@ -104,7 +105,7 @@ def build_app(llms: LLM | list[LLM] | Methods, settings: ServerSettings | None =
     async def model(name: str) -> JSONResponse:
         return JSONResponse(service.model(name))
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
         dead = service.bridge.dead
         if dead is not None:

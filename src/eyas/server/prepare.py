@@ -5,6 +5,7 @@ one such thread, with its own copy of the tokenizer; the engine's thread keeps t
 """
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -40,6 +41,9 @@ class Preparer:
         self._intakes = {name: llm.new_intake() for name, llm in methods.llms.items()}
         self._reader = methods.llm.new_intake()
         self._reader.tokenizer = deepcopy(methods.llm.tokenizer)
+        if self._reader.tokenizer is not None:
+            # Too long a prompt is refused here, with the limit; the tokenizer need not warn of it.
+            self._reader.tokenizer.model_max_length = sys.maxsize
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="eyas-intake")
         self._compilers = ThreadPoolExecutor(2, thread_name_prefix="eyas-grammar")
 

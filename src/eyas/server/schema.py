@@ -316,7 +316,7 @@ def _is_ids(value: Any) -> bool:
 
 
 def _stops(value: Any) -> tuple[str, ...]:
-    stops = [value] if isinstance(value, str) else value or []
+    stops = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise ApiError("stop must be a string or a list of strings", param="stop")
     if len(stops) > MAX_STOPS:

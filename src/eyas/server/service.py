@@ -45,7 +45,7 @@ class Service:
         body = parse(ChatRequest, await read_json(request, self.settings.max_body_bytes))
         method = self.method(body.model)
         params = self._params(body, self.llm.max_model_len)
-        self._check_choices(params.n)
+        self._check_choices(params.n, "n")
         with self.bridge.admit(params.n):
             ids = await self.preparer.chat_ids(body.messages, body.chat_template_kwargs)
             style = ChatStyle(self.token_text, body.return_token_ids)
@@ -59,7 +59,7 @@ class Service:
         prompts = body.prompts()
         params = self._params(body, COMPLETION_TOKENS)
         size = len(prompts) * params.n
-        self._check_choices(size)
+        self._check_choices(size, "prompt" if params.n == 1 else "n")
         with self.bridge.admit(size):
             style = CompletionStyle(self.token_text, body.return_token_ids)
             ticket = await self._submit(method, prompts, params, style, body, "prompt")
@@ -114,10 +114,10 @@ class Service:
         text: str = self.llm.tokenizer.decode([token_id], skip_special_tokens=False)
         return text
 
-    def _check_choices(self, size: int) -> None:
+    def _check_choices(self, size: int, param: str) -> None:
         limit = self.settings.max_choices
         if size > limit:
-            raise ApiError(f"prompts times n is {size}; at most {limit} are served at once", param="n")
+            raise ApiError(f"prompts times n is {size}; at most {limit} are served at once", param=param)
 
     @staticmethod
     def _params(body: Sampling, default_max_tokens: int) -> SamplingParams:

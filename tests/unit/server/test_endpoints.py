@@ -34,6 +34,8 @@ def error_of(response, status=400):
         ("stop", [1]),
         ("stop", [""]),
         ("stop", ["x"] * 99),
+        ("stop", {}),
+        ("stop", 0),
         ("stop_token_ids", [64]),
         ("logit_bias", {"64": 1}),
         ("logit_bias", {"x": 1}),
@@ -74,7 +76,8 @@ def test_a_bad_value_names_its_field(served, path, field, value):
         (TEXT, {"prompt": "x", "logprobs": 21}, "logprobs"),
         (TEXT, {"prompt": "x", "echo": True}, "echo"),
         (TEXT, {"prompt": "x", "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-        (TEXT, {"prompt": ["x"] * 65}, "n"),
+        (TEXT, {"prompt": ["x"] * 65}, "prompt"),
+        (TEXT, {"prompt": ["x"] * 33, "n": 2}, "n"),
         ("/tokenize", {}, "prompt"),
     ],
 )  # fmt: skip
