@@ -46,8 +46,7 @@ def build_app(llms: LLM | list[LLM] | Methods, settings: ServerSettings | None =
             await service.bridge.stop()
             service.preparer.stop()
 
-    # No pages of documentation: they load scripts from elsewhere. Bodies are read by us, so that a description
-    # made from the routes would say nothing about them.
+    # Bodies are read by us, so that a description made from the routes would say nothing about them.
     app = FastAPI(title="Eyas", openapi_url=None, lifespan=lifespan)
     app.state.service = service
     _add_error_handlers(app)
