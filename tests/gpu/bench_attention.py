@@ -1,11 +1,12 @@
 """Micro-benchmark of decode attention against reading the keys and values, and against torch's.
 
-    python tests/gpu/bench_attention.py                       every case by its plan, with and without PDL
-    python tests/gpu/bench_attention.py --model 8b            one model
-    python tests/gpu/bench_attention.py --tune --seconds 50   plans tried per case, best first
+    python tests/gpu/bench_attention.py --seconds 40           the plans in use, with PDL, other cases
+    python tests/gpu/bench_attention.py --model 8b             one model
+    python tests/gpu/bench_attention.py --tune --seconds 90    the same, then other plans, best first
 
-Prints a JSON line per case as it goes, the most important cases first. Kernels are compiled by other
-processes, all at once; --seconds counts them in.
+Prints a JSON line per case as it goes, the most important first: 135m and 8b at context 1024. Kernels are
+compiled by other processes, all at once, in the order of the lines; no line is begun after --seconds, which
+count the compilers in.
 
 Every figure is the microseconds of one layer among many in a CUDA graph, over caches that together do not fit
 in the L2 cache; median of the replays. It starts from qkv as projected: rotation, cache write and attention.
@@ -30,12 +31,11 @@ import torch
 from torch.nn import functional
 from triton.runtime.jit import JITFunction
 
-from eyas.kernels.reference.rows import Rows
+from eyas.kernels.reference.rows import Rows, chain_rows
 from eyas.kernels.settings import use_pdl
 from eyas.kernels.triton import paged_attention as kernels
 from eyas.kernels.triton import paged_attention_plan as plans
 from eyas.kernels.triton.paged_attention_plan import CHUNK, Plan
-from eyas.kernels.triton.rows import chain_rows
 
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_linear import READ_BYTES_A_SECOND, ROTATED_BYTES, timed
@@ -67,9 +67,11 @@ class Case:
         return CHOOSE(self.batch, kv_heads, self.pairs, self.context, torch.bfloat16, head_dim, processors)
 
 
-FIRST = [("135m", 1, 1024), ("8b", 1, 1024), ("8b", 8, 1024), ("8b", 64, 1024), ("135m", 64, 1024)]
-FIRST += [("135m", 8, 1024), ("8b", 8, 4096), ("8b", 1, 4096), ("0.5b", 1, 1024), ("0.5b", 64, 1024)]
-CASES = [Case(model, batch, rows, context) for model, batch, context in FIRST for rows in (1, 8)]
+FIRST = [
+    Case(model, batch, rows, 1024) for model in ("135m", "8b") for batch in (1, 8, 64) for rows in (1, 8)
+]
+LONG = [("8b", 8, 4096), ("8b", 1, 4096), ("0.5b", 1, 1024), ("0.5b", 64, 1024)]
+CASES = FIRST + [Case(model, batch, rows, context) for model, batch, context in LONG for rows in (1, 8)]
 CASES += [Case("8b", 64, 1, 4096), Case("135m", 1, 62, 1024), Case("8b", 1, 62, 1024)]
 CASES += [Case("8b", 1, 2048, 2048), Case("135m", 1, 2048, 2048), Case("8b", 1, 2048, 8192)]
 
@@ -86,14 +88,13 @@ class Bench:
         self.kv_bytes = 2 * batch * context * self.kv_heads * self.head_dim * 2
         self.copies = copies or min(max(int(ROTATED_BYTES // self.kv_bytes) + 1, 2), 40)
         shape = (self.copies, batch * pages + 1, PAGE, self.kv_heads, self.head_dim)
-        self.keys, self.values = (self._normal(*shape) for _ in range(2))
+        self.keys, self.values = (self.normal(shape) for _ in range(2))
         table = torch.randperm(batch * pages, device="cuda") + 1
         # Wider than the context, as a page table for longer requests is.
         self.table = functional.pad(table.view(batch, pages).int(), (0, 3 * pages))
         self.width = (self.heads + 2 * self.kv_heads) * self.head_dim
-        self.qkv = self._normal(batch, most_rows, self.width)
+        self.qkv = self.normal((batch, most_rows, self.width))
         self.angles = torch.rand(2, batch, most_rows, self.head_dim // 2, device="cuda")
-        self.memo: dict[str, torch.Tensor] = {}
         self.alone: torch.Tensor | None = None
 
     def prepare(self, plan: Plan) -> None:
@@ -105,7 +106,7 @@ class Bench:
             self.alone = alone.view(len(self.table), self.heads, self.head_dim)
 
     @staticmethod
-    def _normal(*shape: int) -> torch.Tensor:
+    def normal(shape: tuple[int, ...]) -> torch.Tensor:
         return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
     def call(self, rows: int, max_visible: int | None = None) -> Callable[[int], torch.Tensor]:
@@ -133,7 +134,6 @@ class Bench:
                 scale=self.head_dim**-0.5,
                 max_rows=rows,
                 max_visible=max_visible or self.context,
-                memo=self.memo,
             )
 
         return call
@@ -159,9 +159,9 @@ class Bench:
     def torchs(self, rows: int) -> Callable[[int], torch.Tensor]:
         """SDPA of the same rows; a full context for few rows, causal for a whole prompt."""
         batch = len(self.table)
-        queries = self._normal(batch, self.heads, rows, self.head_dim)
+        queries = self.normal((batch, self.heads, rows, self.head_dim))
         shape = (self.copies, batch, self.kv_heads, self.context, self.head_dim)
-        keys, values = (self._normal(*shape) for _ in range(2))
+        keys, values = (self.normal(shape) for _ in range(2))
         causal = rows == self.context
 
         def call(layer: int) -> torch.Tensor:
@@ -173,7 +173,7 @@ class Bench:
         return call
 
 
-WALK = Plan(block_m=32, state=0, splits=1, warps=4, stages=1, last_folds=True)
+WALK = Plan(block_m=32, state=0, splits=1, warps=4, stages=2)
 
 
 @lru_cache(maxsize=1)
@@ -190,14 +190,12 @@ def candidates(case: Case) -> list[Plan]:
     units, chunks = -(-case.context // UNIT), -(-case.context // CHUNK)
     tried = [base]
     if tiles * units <= 6000 and case.rows <= 64:
-        tried += [Plan(block_m, UNIT, units, 4, stages, last_folds=False) for stages in (1, 2)]
-        tried += [Plan(block_m, UNIT, units, 4, 2, last_folds=True)]
+        tried += [Plan(block_m, UNIT, units, 4, stages) for stages in (2, 3)]
     if tiles * units > 200 and case.rows <= 64:
         for splits in dict.fromkeys((chunks, max(chunks // 2, 1))):
-            tried += [Plan(block_m, CHUNK, splits, 4, stages, last_folds=False) for stages in (1, 2, 3)]
-        tried.append(Plan(block_m, CHUNK, chunks, 4, 3, last_folds=True))
+            tried += [Plan(block_m, CHUNK, splits, 4, stages) for stages in (2, 3)]
     if tiles > 100:
-        tried += [Plan(block_m, 0, 1, 4, stages, last_folds=True) for stages in (1, 2, 3, 4)]
+        tried += [Plan(block_m, 0, 1, 4, stages) for stages in (2, 3, 4)]
     if case.pairs > 32:
         tried += [replace(base, block_m=16), replace(base, block_m=64)]
     return list(dict.fromkeys(tried))
@@ -209,20 +207,21 @@ def kind(plan: Plan, *, pdl: bool) -> str:
 
 
 def short(plan: Plan) -> str:
-    """Form for a key: unit, chunk or walk, tile's pairs, splits, warps, stages, fold."""
+    """Form for a key: unit, chunk or walk, tile's pairs, splits, warps, stages."""
     kind = {UNIT: "unit", CHUNK: "chunk", 0: "walk"}[plan.state]
-    fold = f" {'last' if plan.last_folds else 'second'}" if plan.state else ""
-    return f"{kind} m{plan.block_m} x{plan.splits} w{plan.warps} st{plan.stages}{fold}"
+    return f"{kind} m{plan.block_m} x{plan.splits} w{plan.warps} st{plan.stages}"
 
 
-def compile_one(case: Case, plan: Plan, *, pdl: bool) -> None:
+def compile_one(model: str, rows: int, plan: Plan, *, pdl: bool) -> None:
     """In another process: compile the kernels of a call into Triton's cache and launch nothing."""
     run = JITFunction.run
     JITFunction.run = lambda *given, **options: run(*given, **options | {"warmup": True})
+    # Nor fill the caches, while the first lines are timed.
+    Bench.normal = staticmethod(partial(torch.empty, device="cuda", dtype=torch.bfloat16))
     try:
         with torch.no_grad(), use_pdl(pdl):
-            bench = bench_of(case.model, case.batch, case.context, max(case.rows, 8), 1)
-            bench.forced(bench.call(case.rows), plan)(0)
+            bench = bench_of(model, 1, max(rows, 1024), max(rows, 8), 1)
+            bench.forced(bench.call(rows), plan)(0)
     finally:
         JITFunction.run = run
 
@@ -243,8 +242,41 @@ def checked(call: Callable[[], Result], name: str) -> Result:
     return out
 
 
-def measure(case: Case, tried: list[Plan], bad: list[str], *, extras: bool) -> dict[str, object]:
-    """Time every plan of a case, without and with PDL, and compare its bits; `bad` plans are left out."""
+@dataclass(frozen=True)
+class Line:
+    """What is timed together."""
+
+    case: Case
+    tried: tuple[Plan, ...]
+    pdl: tuple[bool, ...]
+    extras: bool = False
+
+    def jobs(self) -> dict[tuple[str, int, str], Callable[[], None]]:
+        """What to compile for it, by what tells kernels apart; the number of requests and of keys doesn't."""
+        rows = self.case.rows
+        needed = [(max(rows, 8), WALK, False), (1, WALK, False)]
+        needed += [(rows, plan, pdl) for pdl in self.pdl for plan in self.tried]
+        return {
+            (self.case.model, rows, kind(plan, pdl=pdl)): partial(
+                compile_one, self.case.model, rows, plan, pdl=pdl
+            )
+            for rows, plan, pdl in needed
+        }
+
+
+def lines_of(model: str | None, *, tune: bool, extras: bool) -> list[Line]:
+    """The plans in use for the first cases, without PDL, then with it; for the others; then other plans."""
+    cases = [case for case in CASES if model in (None, case.model)]
+    lines = [Line(case, (case.plan(),), (pdl,)) for pdl in (False, True) for case in cases if case in FIRST]
+    lines += [Line(case, (case.plan(),), (False, True)) for case in cases if case not in FIRST]
+    lines += [Line(case, (case.plan(),), (False,), extras=True) for case in cases if extras]
+    lines += [Line(case, tuple(candidates(case)), (False, True)) for case in cases if tune]
+    return lines
+
+
+def measure(line: Line, bad: list[str]) -> dict[str, object]:
+    """Time every plan of a line and compare its bits; `bad` plans are left out."""
+    case, tried = line.case, line.tried
     bench = bench_of(case.model, case.batch, case.context, max(case.rows, 8))
     bench.prepare(next(plan for plan in (WALK, *tried) if kind(plan, pdl=False) not in bad))
     launches = min(max(bench.copies, 10), 40)
@@ -252,9 +284,8 @@ def measure(case: Case, tried: list[Plan], bad: list[str], *, extras: bool) -> d
     floor = (bench.kv_bytes + rows_bytes) / READ_BYTES_A_SECOND * 1e6
     call = bench.call(case.rows)
     figures: dict[str, float] = {}
-    bits = True
     errors: dict[str, str] = {}
-    for pdl in (False, True):
+    for pdl in line.pdl:
         for plan in tried:
             name = short(plan) + (" pdl" if pdl else "")
             if kind(plan, pdl=pdl) in bad:
@@ -265,15 +296,14 @@ def measure(case: Case, tried: list[Plan], bad: list[str], *, extras: bool) -> d
                 same = bench.agrees(checked(partial(forced, 0), kind(plan, pdl=pdl)))
                 figures[name] = round(checked(partial(timed, forced, launches), kind(plan, pdl=pdl)), 2)
             if not same:
-                bits = False
                 errors[name] = "other bits"
-    record: dict[str, object] = {**asdict(case), "floor_us": round(floor, 2)}
-    record["torch_us"] = round(timed(bench.torchs(case.rows), launches), 2)
     base = short(tried[0])
-    record |= {"plan": base, "us": figures.get(base), "pdl_us": figures.get(base + " pdl")}
-    if figures.get(base):
-        record["over_floor"] = round(figures[base] / floor, 2)
-    if extras:
+    record: dict[str, object] = {**asdict(case), "plan": base, "floor_us": round(floor, 2)}
+    if False in line.pdl:
+        record |= {"us": figures.get(base), "torch_us": round(timed(bench.torchs(case.rows), launches), 2)}
+    if True in line.pdl:
+        record["pdl_us"] = figures.get(base + " pdl")
+    if line.extras:
         kernels.FUSE_ROTATION = False
         record["apart_us"] = round(timed(call, launches), 2)
         kernels.FUSE_ROTATION, kernels.PREFETCH = True, False
@@ -281,7 +311,7 @@ def measure(case: Case, tried: list[Plan], bad: list[str], *, extras: bool) -> d
         kernels.PREFETCH = True
         # What a graph of a larger bound pays for keys that nobody has.
         record["loose_bound_us"] = round(timed(bench.call(case.rows, 4 * case.context), launches), 2)
-    record |= {"bits": bits, "errors": errors}
+    record |= {"bits": "other bits" not in errors.values(), "errors": errors}
     if len(tried) > 1:
         record["tried"] = dict(sorted(figures.items(), key=lambda item: item[1]))
     return record
@@ -292,8 +322,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", choices=MODELS, help="only this model's shapes")
-    parser.add_argument("--tune", action="store_true", help="try plans")
-    parser.add_argument("--seconds", type=float, default=60, help="no further case is begun after this")
+    parser.add_argument("--tune", action="store_true", help="other plans too, after those in use")
+    parser.add_argument("--seconds", type=float, default=60, help="no further line is begun after this")
     parser.add_argument(
         "--extras", action="store_true", help="also rotation apart, no prefetch, 4 times the bound"
     )
@@ -301,42 +331,33 @@ def main() -> None:
     options = parser.parse_args()
     # After a fault the process starts anew, without the plan that had it.
     state = json.loads(options.resume or json.dumps({"begin": time.time(), "done": 0, "bad": []}))
-    cases = [case for case in CASES if options.model in (None, case.model)]
-    tried = {case: candidates(case) if options.tune else [case.plan()] for case in cases}
+    lines = lines_of(options.model, tune=options.tune, extras=options.extras)
     workers = max(1, min(14, (os.cpu_count() or 2) - 2))
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
-    jobs: dict[Case, list[Future[None]]] = {}
-    if not options.resume:
-        for case in cases:
-            plans_of = [(plan, pdl) for pdl in (False, True) for plan in tried[case]]
-            rows = {case.rows, 1, 8} if case.batch == 1 and case.context == CASES[0].context else {case.rows}
-            jobs[case] = [
-                pool.submit(compile_one, replace(case, rows=r), WALK, pdl=False) for r in rows if r <= 8
-            ]
-            jobs[case] += [pool.submit(compile_one, case, plan, pdl=pdl) for plan, pdl in plans_of]
+    jobs: dict[tuple[str, int, str], Future[None]] = {}
+    for line in lines[state["done"] :]:
+        for key, job in line.jobs().items():
+            if key not in jobs and key[2] not in state["bad"]:
+                jobs[key] = pool.submit(job)
     with torch.no_grad():
-        for index, case in enumerate(cases):
-            if index < state["done"]:
-                continue
+        for index, line in enumerate(lines[state["done"] :], state["done"]):
             if time.time() - state["begin"] > options.seconds:
                 break
-            failed = [str(job.exception())[:300] for job in jobs.get(case, []) if job.exception()]
-            record: dict[str, object] = {**asdict(case)}
+            errors = [jobs[key].exception() for key in line.jobs() if key in jobs]
+            record: dict[str, object] = {**asdict(line.case)}
             try:
-                record = measure(case, tried[case], state["bad"], extras=options.extras)
+                record = measure(line, state["bad"])
             except FaultError as error:
                 state |= {"done": index, "bad": [*state["bad"], str(error)]}
-                print(
-                    json.dumps(record | {"fault": str(error), "cause": str(error.__cause__)[:300]}),
-                    flush=True,
-                )
+                record |= {"fault": str(error), "cause": str(error.__cause__)[:300]}
+                print(json.dumps(record), flush=True)
                 pool.shutdown(wait=False, cancel_futures=True)
                 given = sys.argv[1 : sys.argv.index("--resume")] if options.resume else sys.argv[1:]
                 os.execv(sys.executable, [sys.executable, __file__, *given, "--resume", json.dumps(state)])
-            except Exception as error:  # noqa: BLE001 - the other cases are worth having
+            except Exception as error:  # noqa: BLE001 - the other lines are worth having
                 record["error"] = f"{type(error).__name__}: {error}"[:500]
-            if failed:
-                record["not_compiled"] = failed
+            if any(errors):
+                record["not_compiled"] = [str(error)[:300] for error in errors if error]
             print(json.dumps(record | {"seconds": round(time.time() - state["begin"], 1)}), flush=True)
     pool.shutdown(wait=False, cancel_futures=True)
 

@@ -140,23 +140,21 @@ def test_bits_do_not_depend_on_the_batch(shape, dtype, window):
 @pytest.mark.parametrize("window", [None, 100 // UNIT])
 @gpu
 def test_bits_do_not_depend_on_the_plan(shape, dtype, window, monkeypatch):
-    """A program a unit, a chunk, several chunks or all; folded by the last one or by another kernel."""
+    """A program a unit, a chunk, several chunks or all."""
     from eyas.kernels.triton import paged_attention_plan as plans
 
     case = problem(shape, dtype, [600 if INTERPRETED else 1100, 0, 255], 3)
     ways = [
         {"state": 0, "splits": 1},
-        {"state": "unit", "last_folds": True},
-        {"state": "unit", "last_folds": False},
-        {"state": "chunk", "splits": 1, "last_folds": False},
-        {"state": "chunk", "splits": 2, "last_folds": True},
+        {"state": "unit"},
+        {"state": "chunk", "splits": 1},
+        {"state": "chunk", "splits": 2},
         {"state": 0, "splits": 1, "block_m": 32 if dtype == HALF else 16},
     ]
     if not INTERPRETED:
         ways += [
-            {"state": "unit", "stages": 1, "last_folds": False},
-            {"state": "chunk", "splits": 2, "stages": 1},
-            {"state": 0, "splits": 1, "stages": 1},
+            {"state": "unit", "stages": 4},
+            {"state": "chunk", "splits": 2, "stages": 4},
             {"state": 0, "splits": 1, "stages": 4},
             {"state": 0, "splits": 1, "block_m": 16},
         ]
@@ -263,19 +261,6 @@ def test_a_tree_has_the_same_bits_in_any_batch(shape, rows):
         assert torch.equal(got[0], out[request]), request
     if not INTERPRETED:
         assert torch.isfinite(out).all()
-
-
-@gpu
-def test_counters_are_left_at_zero(monkeypatch):
-    from eyas.kernels.triton import paged_attention_plan as plans
-
-    choose = plans.choose
-    monkeypatch.setattr(plans, "choose", lambda *given: replace(choose(*given), last_folds=True))
-    case = problem(SHAPES[0], HALF, [600], 2)
-    memo = {}
-    first = case.attend(case.chain(), memo=memo)[0]
-    assert torch.equal(case.attend(case.chain(), memo=memo)[0], first)
-    assert (memo["arrivals"] == 0).all()
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs a CUDA graph")

@@ -56,9 +56,9 @@ def paged_attention(
     window: int | None = None,
     tree_bits: Tensor | None = None,
     sinks: Tensor | None = None,
-    memo: dict[Any, Any] | None = None,
+    memo: dict[Any, Any] | None = None,  # noqa: ARG001 - the reference's
 ) -> Tensor:
-    """See eyas.kernels.reference.paged_attention.paged_attention. `memo` keeps counters of this forward."""
+    """See eyas.kernels.reference.paged_attention.paged_attention. `memo` is of no use."""
     return _attend(
         packed_heads(queries),
         key_cache,
@@ -72,7 +72,6 @@ def paged_attention(
         window=window,
         tree_bits=tree_bits,
         sinks=sinks,
-        memo=memo,
     )
 
 
@@ -91,6 +90,7 @@ def rotated_attention(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    memo: dict[Any, Any] | None = None,  # noqa: ARG001 - the reference's
     **attention: Any,
 ) -> Tensor:
     """See eyas.kernels.reference.paged_attention.rotated_attention; one kernel if a tile holds all rows."""
@@ -129,7 +129,6 @@ def _attend(
     window: int | None = None,
     tree_bits: Tensor | None = None,
     sinks: Tensor | None = None,
-    memo: dict[Any, Any] | None = None,
 ) -> Tensor:
     """Attend queries [T, H, dh]; with `rotation` (cos, sin, slots) heads of fused rows [T, H + 2 KV, dh]."""
     device, (page_size, kv_heads, head_dim) = queries.device, key_cache.shape[1:]
@@ -146,14 +145,12 @@ def _attend(
     block_d = max(16, triton.next_power_of_2(head_dim))
     tiles_each, kept = triton.cdiv(pairs, plan.block_m), min(pairs, plan.block_m)
     tiles = requests * tiles_each * kv_heads
-    acc = peak = total = arrivals = out
+    acc = peak = total = out
     split = plan.state > 0
     if split:
         states = tiles * max_states * kept
         acc = torch.empty(states * block_d, dtype=torch.float32, device=device)
         peak, total = torch.empty((2, states), dtype=torch.float32, device=device).unbind(0)
-        if plan.last_folds:
-            arrivals = _arrivals(tiles, device, {} if memo is None else memo)
     cos, sin, slots = rotation or (out, out, visible)
     shape = {"NUM_HEADS": heads, "NUM_KV_HEADS": kv_heads, "HEAD_DIM": head_dim, "CHUNK": plans.CHUNK}
     shape |= {"STATE": state, "BLOCK_M": plan.block_m, "BLOCK_D": block_d}
@@ -180,7 +177,6 @@ def _attend(
         acc,
         peak,
         total,
-        arrivals,
         scale * math.log2(math.e),
         queries.stride(0),
         page_table.stride(0),
@@ -197,14 +193,13 @@ def _attend(
         BLOCK_R=triton.next_power_of_2(max_rows) if rotation else 1,
         ROTATE=rotation is not None,
         SPLIT=split,
-        LAST_FOLDS=plan.last_folds,
         EXACT=queries.dtype == torch.float32,
         PREFETCH=PREFETCH and device.type == "cuda",
         num_warps=plan.warps,
         num_stages=plan.stages,
         **launch,
     )
-    if split and not plan.last_folds:
+    if split:
         kernels.fold_kernel[(kv_heads, tiles_each * kept, requests)](
             out,
             q_start,
@@ -229,11 +224,3 @@ def _attend(
 def _processors(device: torch.device) -> int:
     """Streaming multiprocessors of a GPU; of the interpreter, a few."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
-
-
-def _arrivals(tiles: int, device: torch.device, memo: dict[Any, Any]) -> Tensor:
-    """Counters of this forward, at 0 between its calls: kernels leave them so. int32 [>= tiles]."""
-    if "arrivals" not in memo or memo["arrivals"].numel() < tiles:
-        memo["arrivals"] = torch.zeros(tiles, dtype=torch.int32, device=device)
-    arrivals: Tensor = memo["arrivals"]
-    return arrivals

@@ -362,14 +362,13 @@ _VARIED_STATES = ["max_states", "kept_pairs"]
 @triton.jit(do_not_specialize=_VARIED + _VARIED_STATES)
 def attention_kernel(
     query_ptr, key_cache_ptr, value_cache_ptr, out_ptr, page_table_ptr, q_start_ptr, visible_ptr,
-    tree_bits_ptr, sinks_ptr, slots_ptr, cos_ptr, sin_ptr, acc_ptr, peak_ptr, total_ptr, arrivals_ptr,
+    tree_bits_ptr, sinks_ptr, slots_ptr, cos_ptr, sin_ptr, acc_ptr, peak_ptr, total_ptr,
     scale, query_stride, page_stride, num_pages, num_cache_pages, window, max_rows, splits, max_states,
     kept_pairs, PAGE_SIZE: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_TREE: tl.constexpr, HAS_SINKS: tl.constexpr, UNIFORM: tl.constexpr, ROTATE: tl.constexpr,
-    SPLIT: tl.constexpr, LAST_FOLDS: tl.constexpr, EXACT: tl.constexpr,
-    PDL: tl.constexpr, PREFETCH: tl.constexpr,
+    SPLIT: tl.constexpr, EXACT: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """One program: a KV head, a tile of a request's pairs, and its states split, split + splits, ...
 
@@ -465,19 +464,6 @@ def attention_kernel(
                 acc_ptr, peak_ptr, total_ptr, (place * max_states + state) * kept_pairs, live,
                 end - first > 1, peak, total, acc, BLOCK_M, BLOCK_D,
             )  # fmt: skip
-        if LAST_FOLDS and end - first > 1:
-            # All threads have stored before one of them counts; who counts last sees all of it.
-            tl.debug_barrier()
-            arrived = tl.atomic_add(arrivals_ptr + place, 1, sem="acq_rel", scope="gpu")
-            if arrived == workers - 1:
-                tl.store(arrivals_ptr + place, 0)
-                pairs = tl.minimum(rows * GROUP - tile * BLOCK_M, BLOCK_M)
-                for own_pair in range(pairs):
-                    _fold_stored(
-                        out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, kv_head, tile, own_pair,
-                        place, first, end, max_states, kept_pairs, NUM_HEADS, GROUP, HEAD_DIM, BLOCK_M,
-                        BLOCK_D, CHUNK // STATE, HAS_SINKS,
-                    )  # fmt: skip
     else:
         whole_peak, whole_total, whole = peak, total, acc
         for start in range(at, last, BLOCK_N):
@@ -509,7 +495,7 @@ def fold_kernel(
     BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr,
     HAS_SINKS: tl.constexpr, UNIFORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The second pass where the last program doesn't fold: a pair a program of one warp.
+    """The second pass: a pair a program of one warp.
 
     Tiles of one state are written already.
     """

@@ -15,7 +15,7 @@ MOST_STORED = 256
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Shape of one launch. Every plan gives the same bits."""
+    """Shape of one launch. Every plan gives the same bits. Raises ValueError for fewer than two stages."""
 
     block_m: int
     """Pairs of a tile."""
@@ -25,9 +25,16 @@ class Plan:
     """Programs that share a tile's states."""
     warps: int
     stages: int
-    """Units whose loads are under way at the same time, where a program has several."""
-    last_folds: bool
-    """Whether the last program of a tile folds its states; otherwise a second kernel does."""
+    """Units whose loads are under way at the same time, where a program has several; two at least."""
+
+    def __post_init__(self) -> None:
+        # With one stage Triton puts a unit's weights where its keys were. ptxas 12.8, which Triton 3.6
+        # brings, then takes their address from a register that holds something else, and the second
+        # product reads elsewhere: wrong sums or an illegal access. tests/kernels/wgmma_descriptors.py
+        # finds it in the machine code.
+        if self.stages < 2:
+            message = f"{self.stages} stage: ptxas 12.8 miscompiles unpipelined attention; take 2 or more"
+            raise ValueError(message)
 
 
 def unit(dtype: torch.dtype) -> int:
@@ -48,8 +55,8 @@ def choose(
     tiles = requests * kv_heads * triton.cdiv(pairs, block_m)
     units, chunks = max(triton.cdiv(bound, keys), 1), max(triton.cdiv(bound, CHUNK), 1)
     if tiles * units <= 8 * processors:
-        return Plan(block_m, keys, units, 4, 2, last_folds=False)
+        return Plan(block_m, keys, units, 4, 2)
     if tiles >= 3 * processors and pairs > MOST_STORED:
-        return Plan(block_m, 0, 1, 4, 3 if head_dim <= 128 else 2, last_folds=False)
+        return Plan(block_m, 0, 1, 4, 3 if head_dim <= 128 else 2)
     splits = min(chunks, max(4 * processors // tiles, 1))
-    return Plan(block_m, CHUNK, splits, 4, 3 if head_dim <= 128 else 2, last_folds=False)
+    return Plan(block_m, CHUNK, splits, 4, 3 if head_dim <= 128 else 2)
