@@ -61,7 +61,8 @@ def both(target, answer, params: SamplingParams):
     )
     assert len(two.token_ids) == len(two.origins)
     # A stop string's own tokens were decoded by both, though they are cut.
-    assert drafted.stats.accepted + drafted.stats.steps == plain.stats.steps
+    # Where a run is cut, its last token is a draft too, so that its step has no token of the target's own.
+    assert plain.stats.steps <= drafted.stats.accepted + drafted.stats.steps <= plain.stats.steps + 1
     assert drafted.stats.steps < plain.stats.steps or plain.stats.steps < 3
     return two
 
@@ -449,18 +450,22 @@ def test_statistics(target, answer):
     (output,) = llm.generate([PROMPT], greedy(max_tokens=10))
     stats = llm.stats
 
-    # Runs of 1, 4, 4 and, cut, 1.
-    assert (stats.steps, stats.row_steps, stats.committed, stats.accepted) == (4, 4, 10, 6)
+    # Runs of 1, without drafts, 4, 4 and, cut to its first draft, 1.
+    assert (stats.steps, stats.row_steps, stats.committed, stats.accepted) == (4, 4, 10, 7)
     assert stats.drafted == output.stats.drafted == 9
-    assert stats.accepted_by_depth == output.stats.accepted_by_depth == [2, 2, 2]
-    assert stats.acceptance_length == output.stats.acceptance_length == 2.5
+    assert stats.drafted_row_steps == output.stats.draft_steps == 3
+    assert stats.accepted_by_depth == output.stats.accepted_by_depth == [3, 2, 2]
+    assert stats.accepted == sum(origin > 0 for origin in output.outputs[0].origins)
+    assert stats.acceptance_length == output.stats.acceptance_length == 1 + 7 / 3
+    assert stats.acceptance_by_depth == [1, 2 / 3, 2 / 3]
+    assert stats.tokens_per_forward == 2.5
     assert stats.prefill_tokens == 2
     assert stats.wall_seconds > stats.verify_seconds > 0
     assert stats.draft_seconds > 0
     stats.reset()
     assert stats.as_dict()["steps"] == 0
     llm.generate([PROMPT], greedy(max_tokens=10))
-    assert stats.accepted_by_depth == [2, 2, 2]
+    assert stats.accepted_by_depth == [3, 2, 2]
 
 
 def test_a_reused_row_starts_without_drafts(target, answer):

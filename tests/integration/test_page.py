@@ -95,8 +95,9 @@ def test_an_answer_streams_in_the_colours_of_its_tokens(served, page):
     speculation = whole["usage"]["speculation"]
     assert page.text("[data-meter=tokens]") == str(whole["usage"]["completion_tokens"])
     assert page.text("[data-meter=steps]") == str(speculation["steps"])
-    tokens_a_step = whole["usage"]["completion_tokens"] / speculation["steps"]
-    assert float(page.text("[data-meter=al]")) == pytest.approx(tokens_a_step, abs=0.006)
+    length = 1 + speculation["accepted_tokens"] / speculation["draft_steps"]
+    assert speculation["acceptance_length"] == pytest.approx(length, abs=1e-4)
+    assert float(page.text("[data-meter=al]")) == pytest.approx(length, abs=0.006)
     assert float(page.text("[data-meter=speed]")) > 0
     assert page.js("document.activeElement.id") == "message", "one can go on typing"
 

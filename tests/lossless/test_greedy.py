@@ -76,8 +76,12 @@ def test_every_drafter_changes_nothing(target, expected, kind, num_drafts):
         assert llm.stats.drafted == 0
     if kind in {"perfect", "self"}:
         # 24 tokens in steps of K + 1; the first step has no drafts yet.
-        steps = 1 + -(-(NUM_TOKENS - 1) // (num_drafts + 1))
-        assert length == pytest.approx(NUM_TOKENS / steps)
+        draft_steps = -(-(NUM_TOKENS - 1) // (num_drafts + 1))
+        assert llm.stats.drafted_row_steps == 8 * draft_steps
+        assert llm.stats.tokens_per_forward == pytest.approx(NUM_TOKENS / (1 + draft_steps))
+        # Where the last run is cut, its last token is a draft too.
+        cut = (NUM_TOKENS - 1) % (num_drafts + 1) > 0
+        assert length == pytest.approx(1 + (NUM_TOKENS - 1 - draft_steps + cut) / draft_steps)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 5])

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from eyas.core.outputs import acceptance_length
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -25,6 +27,8 @@ class Sample:
     """Target forwards of decoding, counted per request (a batch of 4 for 10 steps counts 40)."""
     accepted_by_depth: tuple[int, ...]
     """How many steps accepted a draft at depth i (0-based)."""
+    draft_steps: int
+    """Those of `steps` that verified drafts."""
     token_ids: tuple[tuple[int, ...], ...] = field(repr=False, default=())
     verify_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -45,6 +49,7 @@ class MethodResult:
     speedup_low: float
     speedup_high: float
     acceptance_length: float
+    tokens_per_forward: float
     acceptance_by_depth: list[float]
     conditional_acceptance_by_depth: list[float]
     verify_ms: float
@@ -69,7 +74,7 @@ def summarize(
         _rate([s for s in samples if s.round == turn]) / _rate([s for s in plain if s.round == turn])
         for turn in sorted({s.round for s in samples})
     ]
-    steps = sum(s.steps for s in samples)
+    steps, draft_steps = sum(s.steps for s in samples), sum(s.draft_steps for s in samples)
     # As many depths as K, fewer in a tree.
     depth = max((len(s.accepted_by_depth) for s in samples), default=0)
     accepted = [sum(s.accepted_by_depth[i] for s in samples) for i in range(depth)]
@@ -83,9 +88,10 @@ def summarize(
         speedup=median(ratios),
         speedup_low=min(ratios),
         speedup_high=max(ratios),
-        acceptance_length=sum(s.tokens for s in samples) / steps if steps else 0.0,
-        acceptance_by_depth=[count / steps if steps else 0.0 for count in accepted],
-        conditional_acceptance_by_depth=conditional(accepted, steps),
+        acceptance_length=acceptance_length(steps, draft_steps, sum(accepted)),
+        tokens_per_forward=sum(s.tokens for s in samples) / steps if steps else 0.0,
+        acceptance_by_depth=[count / max(draft_steps, 1) for count in accepted],
+        conditional_acceptance_by_depth=conditional(accepted, draft_steps),
         verify_ms=1e3 * sum(s.verify_seconds for s in samples) / engine_steps,
         draft_ms=1e3 * sum(s.draft_seconds for s in samples) / engine_steps,
         overhead_ms=1e3 * sum(s.overhead_seconds for s in samples) / engine_steps,

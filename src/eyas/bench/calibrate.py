@@ -206,7 +206,7 @@ def _decode(
     stats = llm.stats
     if not stats.drafted_row_steps:
         raise ConfigError("the prompts end before anything is drafted: give longer answers (max_tokens)")
-    return [count / stats.drafted_row_steps for count in stats.accepted_by_depth]
+    return stats.acceptance_by_depth
 
 
 def _time(

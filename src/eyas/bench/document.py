@@ -6,7 +6,7 @@ from typing import Any
 from eyas.bench.analyze import MethodResult
 from eyas.bench.offline import Comparison
 
-SCHEMA = "eyas.compare/1"
+SCHEMA = "eyas.compare/2"
 
 
 def compare_document(
@@ -33,6 +33,7 @@ def compare_document(
                 "seconds": round(sample.seconds, 6),
                 "tokens": sample.tokens,
                 "steps": sample.steps,
+                "draft_steps": sample.draft_steps,
                 "accepted_by_depth": list(sample.accepted_by_depth),
             }
             for sample in comparison.samples

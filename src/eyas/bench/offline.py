@@ -228,6 +228,7 @@ def _measure(
         tokens=stats.committed,
         steps=stats.row_steps,
         accepted_by_depth=tuple(stats.accepted_by_depth),
+        draft_steps=stats.drafted_row_steps,
         token_ids=tuple(tuple(output.outputs[0].token_ids) for output in outputs),
         verify_seconds=stats.verify_seconds,
         draft_seconds=stats.draft_seconds,

@@ -106,7 +106,7 @@ class StepLoop:
         self._wait()
         seconds = time.perf_counter() - begin
         self._check(groups)
-        return LoopSample(1e3 * seconds / self._num_steps, self.llm.stats.acceptance_length)
+        return LoopSample(1e3 * seconds / self._num_steps, self.llm.stats.tokens_per_forward)
 
     def _step(self, groups: list[Group]) -> None:
         self.llm.step()

@@ -42,7 +42,7 @@ def show(console: "Console", comparison: Comparison, document: dict[str, Any]) -
         console.print(
             f"{row.name}: {row.speedup:.2f}x plain decoding "
             f"(rounds: {row.speedup_low:.2f} to {row.speedup_high:.2f}), "
-            f"{row.acceptance_length:.2f} tokens per target forward, {_same(row)}",
+            f"acceptance length {row.acceptance_length:.2f}, {_same(row)}",
             markup=False,
         )
 
@@ -103,7 +103,7 @@ def _table(comparison: Comparison) -> "Table":
             style="bold" if row.name in best else "",
         )
     table.caption = (
-        "AL: tokens per target forward, the target's own included · verify, draft, host: ms per step · "
+        "AL: tokens per verification, the target's own included · verify, draft, host: ms per step · "
         "same: answers with exactly plain decoding's tokens"
     )
     return table

@@ -68,7 +68,7 @@ def command(
     print(completion.text[shown:])
     stats = llm.stats
     console.notes().print(
-        f"{len(completion.token_ids)} tokens, {stats.acceptance_length:.2f} per target forward, "
+        f"{len(completion.token_ids)} tokens, {stats.tokens_per_forward:.2f} per target forward, "
         f"{stats.committed / stats.wall_seconds:.1f} tok/s, ended by {completion.finish_reason}",
         style="dim",
     )

@@ -30,11 +30,24 @@ class CompletionOutput:
     """The stop string or token id that ended it, if one did."""
 
 
+def acceptance_length(steps: int, draft_steps: int, accepted: int) -> float:
+    """AL = 1 + accepted / draft_steps, the one definition; 1 where nothing was drafted, 0 without steps.
+
+    Steps without drafts do not count: 3 steps, the first without drafts, 4 accepted -> 1 + 4 / 2 = 3.
+    """
+    if not draft_steps:
+        return 1.0 if steps else 0.0
+    return 1.0 + accepted / draft_steps
+
+
 @dataclass(slots=True)
 class RequestStats:
-    """Speculation counters of one request; AL = committed / steps, bonus token included."""
+    """Speculation counters of one request."""
 
     steps: int = 0
+    """Target forwards."""
+    draft_steps: int = 0
+    """Those that verified at least one draft."""
     drafted: int = 0
     accepted: int = 0
     accepted_by_depth: list[int] = field(default_factory=list)
@@ -46,8 +59,8 @@ class RequestStats:
 
     @property
     def acceptance_length(self) -> float:
-        """Mean tokens committed per target forward, including the bonus token."""
-        return 1.0 + self.accepted / self.steps if self.steps else 0.0
+        """Mean tokens per verification of drafts, the target's own included; 1 without drafts, 0 at first."""
+        return acceptance_length(self.steps, self.draft_steps, self.accepted)
 
 
 @dataclass(slots=True)

@@ -31,8 +31,12 @@ class Trace:
     own has no part."""
     num_steps: int
     """Target forwards that the completion has taken so far."""
+    num_draft_steps: int
+    """Those that verified drafts."""
     num_drafted: int
     """Drafts verified for it so far."""
+    num_accepted: int
+    """Of these, how many became output."""
     seconds: float
     """Time that the engine has spent in steps since the request was queued."""
 
@@ -146,7 +150,7 @@ class RequestFeed:
             self._seams.add(token_ids, origins)
             parts = self._seams.cut(text)
         own = self.request.stats
-        return Trace(parts, own.steps, own.drafted, self._clock())
+        return Trace(parts, own.steps, own.draft_steps, own.drafted, own.accepted, self._clock())
 
     def _settled(self, num_chars: int) -> int:
         """Tokens that no stop string can take back: the shortest prefix whose text has so many characters."""

@@ -56,15 +56,17 @@ class Postprocessor:
             request.origins += self._origins[count][:kept]
             if request.text is not None:
                 kept -= self._watch_text(request, tokens[:kept])
-            own = request.stats
+            own, drafted = request.stats, row[-1]
+            accepted = min(kept, count - 1)  # a run that is cut may end with a draft
             own.steps += 1
-            own.drafted += row[-1]
-            own.accepted += kept - 1
-            request.runs[kept] += 1
-            runs[kept] += 1
-            stats.drafted += row[-1]
-            stats.drafted_row_steps += row[-1] > 0
-            stats.accepted += kept - 1
+            own.draft_steps += drafted > 0
+            own.drafted += drafted
+            own.accepted += accepted
+            request.runs[accepted + 1] += 1
+            runs[accepted + 1] += 1
+            stats.drafted += drafted
+            stats.drafted_row_steps += drafted > 0
+            stats.accepted += accepted
             stats.committed += kept
             if request.finish_reason is not None:
                 ended.append(request)

@@ -43,7 +43,7 @@ class Request:
     """Where its answer stands in the grammar that it must match."""
     stats: RequestStats = field(default_factory=RequestStats)
     runs: list[int] = field(default_factory=list)
-    """runs[n]: steps that kept n tokens; stats.accepted_by_depth is made of it at the end."""
+    """runs[n]: steps with n - 1 drafts that became output; makes stats.accepted_by_depth at the end."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None

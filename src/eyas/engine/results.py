@@ -54,6 +54,7 @@ def merged_stats(parts: list[RequestStats]) -> RequestStats:
     depths = max(len(part.accepted_by_depth) for part in parts)
     return RequestStats(
         steps=sum(part.steps for part in parts),
+        draft_steps=sum(part.draft_steps for part in parts),
         drafted=sum(part.drafted for part in parts),
         accepted=sum(part.accepted for part in parts),
         accepted_by_depth=[

@@ -1,10 +1,13 @@
 """What the engine counted, and a clock for the phases of a step that never waits for the device.
 
-Acceptance length (AL) = committed / row_steps: tokens that requests kept per target forward in which they
-took part, the target's own token included. Tokens dropped behind a stop count nowhere.
+Acceptance length (AL) = 1 + accepted / drafted_row_steps: tokens per verification of drafts, the target's own
+included, as vLLM counts it. A forward without drafts (a request's first, or where the drafter has no guess)
+says nothing about the head and does not count; tokens_per_forward = committed / row_steps counts every
+forward, and is what throughput follows from. Tokens dropped behind a stop count nowhere.
 
-Example, K = 3, one request, three steps that keep 1, 4 and 2 tokens:
-    committed 7   row_steps 3   AL 2.33   accepted 4   accepted_by_depth [2, 1, 1]
+Example, K = 3, one request, three steps that keep 1, 4 and 2 tokens, the first without drafts:
+    committed 7   row_steps 3   tokens_per_forward 2.33
+    accepted 4    drafted_row_steps 2   AL 3   accepted_by_depth [2, 1, 1]
 """
 
 import time
@@ -12,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from eyas.core.outputs import acceptance_length
 
 
 @dataclass(slots=True)
@@ -31,7 +36,7 @@ class EngineStats:
     accepted: int = 0
     """Drafts that became output."""
     runs: list[int] = field(default_factory=list)
-    """runs[n]: how often a request kept n tokens in a step, n = 1 .. K + 1."""
+    """runs[n]: how often n - 1 drafts of a step became output, n = 1 .. K + 1."""
     prefill_tokens: int = 0
     prefix_tokens: int = 0
     """Tokens of requests that K and V were needed of when they were admitted first."""
@@ -50,7 +55,12 @@ class EngineStats:
 
     @property
     def acceptance_length(self) -> float:
-        """Mean tokens committed per target forward, bonus token included; 0 before the first step."""
+        """Mean tokens per verification of drafts, the target's own included; 1 without drafts, 0 at first."""
+        return acceptance_length(self.row_steps, self.drafted_row_steps, self.accepted)
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Mean tokens kept per target forward and request, forwards without drafts too; 0 without steps."""
         return self.committed / self.row_steps if self.row_steps else 0.0
 
     @property
@@ -60,8 +70,8 @@ class EngineStats:
 
     @property
     def acceptance_by_depth(self) -> list[float]:
-        """Share of row steps that accepted the draft at depth 1, 2, ..., unconditional."""
-        return [count / max(self.row_steps, 1) for count in self.accepted_by_depth]
+        """Share of row steps with drafts that accepted the one at depth 1, 2, ..., unconditional."""
+        return [count / max(self.drafted_row_steps, 1) for count in self.accepted_by_depth]
 
     @property
     def prefix_hit_rate(self) -> float:
@@ -86,6 +96,7 @@ class EngineStats:
         derived = [
             "prefix_hit_rate",
             "acceptance_length",
+            "tokens_per_forward",
             "accepted_by_depth",
             "acceptance_by_depth",
             "overhead_seconds",

@@ -100,7 +100,8 @@ _LOAD_GAUGES = {
 """Name -> (what it is, field of EngineLoad)."""
 _GAUGES = {
     "eyas_prefix_cache_hit_rate": ("Share of prompt tokens found in the prefix cache.", "prefix_hit_rate"),
-    "eyas_acceptance_length": ("Tokens a target forward since the start.", "acceptance_length"),
+    "eyas_acceptance_length": ("1 + accepted / runs of drafts, since the start.", "acceptance_length"),
+    "eyas_tokens_per_forward": ("Tokens kept a target forward and request.", "tokens_per_forward"),
 }
 """Name -> (what it is, field of EngineStats)."""
 _COUNTERS = {

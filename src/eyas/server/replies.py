@@ -81,7 +81,9 @@ def _provenance(piece: Piece) -> dict[str, Any]:
             "parts": trace.parts,
             "num_tokens": len(piece.token_ids),
             "num_steps": trace.num_steps,
+            "num_draft_steps": trace.num_draft_steps,
             "num_drafted": trace.num_drafted,
+            "num_accepted": trace.num_accepted,
             "engine_seconds": round(trace.seconds, 6),
         }
     }
@@ -191,6 +193,7 @@ class Usage:
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "speculation": {
                 "steps": self.stats.steps,
+                "draft_steps": self.stats.draft_steps,
                 "draft_tokens": self.stats.drafted,
                 "accepted_tokens": self.stats.accepted,
                 "accepted_by_depth": self.stats.accepted_by_depth,

@@ -5,7 +5,7 @@ import pytest
 from eyas.bench.analyze import Sample, best_per_spec, conditional, summarize
 
 
-def sample(method, turn, prompt, seconds, ids=(1, 2, 3, 4), steps=2, accepted=(2, 1)):
+def sample(method, turn, prompt, seconds, ids=(1, 2, 3, 4), steps=3, accepted=(1, 1)):
     return Sample(
         method=method,
         round=turn,
@@ -14,6 +14,7 @@ def sample(method, turn, prompt, seconds, ids=(1, 2, 3, 4), steps=2, accepted=(2
         tokens=len(ids),
         steps=steps,
         accepted_by_depth=accepted,
+        draft_steps=steps - 1 if accepted else 0,
         token_ids=(tuple(ids),),
         verify_seconds=0.2,
         draft_seconds=0.1,
@@ -32,10 +33,12 @@ def test_summary_against_hand_computed_numbers():
     # Each round has 8 tokens; plain takes 4 s, the head 2, 4 and 1 s.
     assert (row.speedup_low, row.speedup, row.speedup_high) == (1.0, 2.0, 4.0)
     assert row.tokens_per_second == pytest.approx(24 / 7)
-    assert row.acceptance_length == pytest.approx(24 / 12)
-    assert row.acceptance_by_depth == pytest.approx([1.0, 0.5])
-    assert row.conditional_acceptance_by_depth == pytest.approx([1.0, 0.5])
-    assert (row.verify_ms, row.draft_ms, row.overhead_ms) == pytest.approx((100.0, 50.0, 10.0))
+    # Each sample has three steps, the first without drafts; the others accept two drafts.
+    assert row.acceptance_length == pytest.approx(1 + 12 / 12)
+    assert row.tokens_per_forward == pytest.approx(24 / 18)
+    assert row.acceptance_by_depth == pytest.approx([0.5, 0.5])
+    assert row.conditional_acceptance_by_depth == pytest.approx([0.5, 1.0])
+    assert (row.verify_ms, row.draft_ms, row.overhead_ms) == pytest.approx((200 / 3, 100 / 3, 20 / 3))
     assert (row.identical, row.num_identical, row.num_answers) == (True, 6, 6)
 
 

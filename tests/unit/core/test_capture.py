@@ -29,5 +29,6 @@ def test_shift_pairs_a_token_with_the_feature_before_it():
 
 
 def test_acceptance_length_counts_the_bonus_token():
-    assert RequestStats(steps=4, accepted=6).acceptance_length == 2.5
+    assert RequestStats(steps=5, draft_steps=4, accepted=6).acceptance_length == 2.5
+    assert RequestStats(steps=5).acceptance_length == 1.0
     assert RequestStats().acceptance_length == 0.0

@@ -136,7 +136,9 @@ def test_traces_say_which_draft_each_character_came_from(seed, stop):
         seconds = [piece.trace.seconds for piece in parts]
         assert seconds == sorted(seconds)
         assert parts[-1].trace.num_steps == request.stats.steps > 0
+        assert parts[-1].trace.num_draft_steps == request.stats.draft_steps > 0
         assert parts[-1].trace.num_drafted == request.stats.drafted
+        assert parts[-1].trace.num_accepted == request.stats.accepted
 
 
 def test_a_character_of_several_tokens_goes_with_the_last():

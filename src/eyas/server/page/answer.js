@@ -16,21 +16,26 @@ export function describe(depth) {
 export class Meter {
   tokens = 0;
   steps = 0;
+  draftSteps = 0;
   drafted = 0;
+  accepted = 0;
   #first = null;
   #seconds = 0;
 
   add(trace) {
     this.tokens += trace.num_tokens;
     this.steps = trace.num_steps;
+    this.draftSteps = trace.num_draft_steps;
     this.drafted = trace.num_drafted;
+    this.accepted = trace.num_accepted;
     this.#seconds = trace.engine_seconds;
     // The first step comes with the prompt's prefill: the speed is that of what follows.
     if (this.#first === null && this.tokens) this.#first = { tokens: this.tokens, seconds: this.#seconds };
   }
 
   get acceptanceLength() {
-    return this.steps ? this.tokens / this.steps : 0;
+    if (!this.draftSteps) return this.steps ? 1 : 0;
+    return 1 + this.accepted / this.draftSteps;
   }
 
   get speed() {
@@ -43,7 +48,7 @@ export class Meter {
     const parts = [
       ["tokens", this.tokens, "tokens"],
       ["steps", this.steps, "steps"],
-      ["al", this.acceptanceLength.toFixed(2), "tokens a step"],
+      ["al", this.acceptanceLength.toFixed(2), "acceptance length"],
       ["speed", this.speed.toFixed(1), "tokens/s"],
     ];
     for (const [name, value, text] of parts) {
