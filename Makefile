@@ -1,7 +1,8 @@
 # `make demo` and `make test` start from nothing: they make .venv if needed, install into it, and run.
 #
 #   make demo        get a small real model, decode with and without draft heads, print the table
-#   make test        everything that runs on a CPU
+#   make test        everything that runs on a CPU, in as many processes as there are cores (WORKERS=0: in one)
+#   make test-unit   tests/unit alone, the same way
 #   make test-gpu    what needs one CUDA device (run it in an environment that has a CUDA build of torch)
 #   make soak        5,000 requests against a server, a third of them cancelled (minutes)
 #   make test-vllm   exported heads in the real vLLM on a CPU (Python 3.12 as VLLM_PYTHON, 6 GB, half an hour)
@@ -20,15 +21,23 @@ PROMPTS := src/eyas/bench/prompts.jsonl
 # Small enough for two CPU cores: one chat, one code and one maths prompt, three times.
 DEMO_SIZE := --num-prompts 3 --max-tokens 64 --rounds 3 --time-limit 130
 
-.PHONY: demo test test-gpu test-vllm soak check constraints
+.PHONY: demo test test-unit test-gpu test-vllm soak check constraints
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.runtime
 	$(BIN)/eyas models get $(MODEL)
 	$(BIN)/eyas compare --target $(MODEL) --heads $(HEADS) --prompts $(PROMPTS) -k 3,5,7 $(DEMO_SIZE) $(DEMO_ARGS)
 
+# tests/conftest.py says how many `auto` is. A worker that has run out of tests takes over some of another's.
+WORKERS ?= auto
+PARALLEL := -n $(WORKERS) --dist worksteal
+ON_CPU := -m "not gpu and not multi_gpu and not soak"
+
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not gpu and not multi_gpu and not soak" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ON_CPU) $(PYTEST_ARGS)
+
+test-unit: $(VENV)/.dev
+	$(BIN)/python -m pytest $(PARALLEL) $(ON_CPU) $(PYTEST_ARGS) tests/unit
 
 test-gpu:
 	$(PYTHON) -m pytest -m "gpu and not multi_gpu" $(PYTEST_ARGS)

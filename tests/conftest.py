@@ -1,5 +1,10 @@
-"""What every test may use: the helpers beside this file, and real models where they can be had."""
+"""What every test may use: the helpers beside this file, and real models where they can be had.
 
+Under pytest-xdist (`-n auto`) each worker computes with one thread, as there is a worker a core. That is set
+here, before anything imports torch, and in the environment, for processes that tests start.
+"""
+
+import os
 import sys
 from functools import cache
 from pathlib import Path
@@ -7,6 +12,13 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# pytest-xdist sets it: tables would be as wide as the terminal that the tests were started from.
+os.environ.pop("COLUMNS", None)
+
+GIB_PER_WORKER = 3
+"""Memory that a worker takes at worst: the tests with a real model in float32 and a server beside it."""
 
 
 @cache
@@ -37,8 +49,16 @@ class Teller:
         print(f"{report.outcome} {report.duration:.1f} s {report.nodeid}{why}", file=sys.stderr, flush=True)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """`-n auto`: a worker a core, as many as the memory is for, at most eight."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return max(1, min(len(os.sched_getaffinity(0)), int(memory / GIB_PER_WORKER), 8))
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--say"):
+    # Workers report to the process that started them, which tells.
+    if config.getoption("--say") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Teller())
 
 
