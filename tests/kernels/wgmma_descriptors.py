@@ -96,7 +96,7 @@ def of_sass(text: str) -> Descriptors:
 
 
 class _Machine:
-    """Registers, uniform registers and predicates, as far as they are known."""
+    """Registers, uniform registers, predicates and spilled words, as far as they are known."""
 
     def __init__(self) -> None:
         self.values: dict[str, int | None] = {
@@ -125,8 +125,21 @@ class _Machine:
         for step in range(count):
             self.values[_after(register, step)] = None
 
+    def spill(self, one: str, two: str, wide: int, *, back: bool, guarded: bool) -> None:
+        """A register goes to the stack, or comes back."""
+        place, register = (two, one) if back else (one, two)
+        offset = int(place.strip("[]").partition("+")[2] or "0", 0)
+        for step in range(wide):
+            word, held = f"stack {offset + 4 * step}", _after(register, step) if step else register
+            goal, source = (held, word) if back else (word, held)
+            self.values[goal] = None if guarded else self.values.get(source)
+
     def run(self, name: str, operands: list[str], *, guarded: bool) -> None:
-        """Registers and predicates after an instruction; a guarded one may have run or not."""
+        """What is known after an instruction; a guarded one may have run or not."""
+        wide = 4 if ".128" in name else 2 if re.search(r"\.64|WIDE|CS2R", name) else 1
+        if name.startswith(("STL", "LDL")):
+            self.spill(*operands, wide, back=name.startswith("LDL"), guarded=guarded)
+            return
         goals = [operands.pop(0)]
         while operands and re.fullmatch(r"U?P[\dT]", operands[0]):
             goals.append(operands.pop(0))
@@ -136,15 +149,15 @@ class _Machine:
             if re.fullmatch(r"U?P\d", goal):
                 self.values[goal] = None if result is None else result >> 32 & 1
         if re.fullmatch(r"U?R\d+", goals[0]):
-            wide = 4 if ".128" in name else 2 if re.search(r"\.64|WIDE|CS2R", name) else 1
             self.forget(goals[0], wide)
             for step in range(wide if result is not None else 0):
                 self.values[_after(goals[0], step)] = result >> 32 * step & WORD
 
 
 def _after(register: str, step: int = 1) -> str:
-    kind, number = re.fullmatch(r"(\D+)(\d+)", register).groups()
-    return f"{kind}{int(number) + step}"
+    numbered = re.fullmatch(r"(\D+)(\d+)", register)
+    # RZ has none after it.
+    return f"{numbered[1]}{int(numbered[2]) + step}" if numbered else register
 
 
 def _sass_result(name: str, given: list[int | None]) -> int | None:
