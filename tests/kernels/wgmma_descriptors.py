@@ -48,7 +48,8 @@ def of_ptx(text: str) -> Descriptors:
     found = []
 
     def value(operand: str) -> int | None:
-        return int(operand, 0) if re.fullmatch(r"-?\d+|0x\w+", operand) else values.get(operand)
+        literal = re.fullmatch(r"(-?\d+|0x[\da-fA-F]+)U?", operand)
+        return int(literal[1], 0) if literal else values.get(operand)
 
     for line in text.splitlines():
         name, *rest = line.split("//")[0].strip().rstrip(";").split(None, 1) or [""]
