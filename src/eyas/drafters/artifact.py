@@ -19,7 +19,7 @@ from eyas.core.errors import ModelFormatError
 from eyas.core.model_config import TargetConfig, TargetIdentity
 from eyas.core.vocab_map import VocabMap
 from eyas.drafters.eagle3.model import Eagle3Model
-from eyas.drafters.files import read_json, read_tensors, write_json, write_tensors
+from eyas.drafters.files import read_json, read_tensors, write_head
 from eyas.drafters.head_config import HeadConfig
 from eyas.drafters.head_embedding import full_embedding, own_rows, read_embedding
 from eyas.drafters.head_json import read_config, write_plain
@@ -92,11 +92,9 @@ def save_head(
             tensors[EMBEDDING] = table
         tensors = {name: tensor.to(dtype or tensor.dtype) for name, tensor in tensors.items()}
         tensors["d2t"], tensors["t2d"] = vocab_map.d2t, vocab_map.t2d
-    write_tensors(folder / "model.safetensors", tensors)
     about = {"format_version": 1, "kind": config.kind} | meta
     about["target"] = describe_target(config, identity, meta.get("target"))
-    write_json(folder / "eyas.json", about)
-    write_json(folder / "config.json", values)
+    write_head(folder, about=about, tensors=tensors, config=values)
     return folder
 
 

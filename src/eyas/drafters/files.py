@@ -1,7 +1,9 @@
 """Reading and writing a head's files: safetensors and JSON only, written to a temporary name and moved."""
 
+import filecmp
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,27 @@ from eyas.core.errors import ConfigError, ModelFormatError
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Write JSON with two spaces of indentation."""
-    _replace(path, lambda name: name.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8"))
+    _place({path: _json_writer(values)})
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write safetensors; tensors may be on any device and share memory."""
+def write_head(
+    folder: Path, *, about: dict[str, Any], tensors: dict[str, Tensor], config: dict[str, Any]
+) -> None:
+    """Put eyas.json, model.safetensors and config.json into a folder; a kill at any moment does no harm.
+
+    All are written before the first is moved; files that stay the same are left alone. Otherwise an old
+    config.json goes first and the new one comes last: what lies in between has none, and is no head to any
+    reader. eyas.json comes before the weights, so that the folder is known as ours (`refuse_foreign`) and
+    may be written to again. Tensors may be on any device and share memory.
+    """
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    _replace(path, lambda name: save_file(ready, name, metadata={"format": "pt"}))
+    _place(
+        {
+            folder / "eyas.json": _json_writer(about),
+            folder / "model.safetensors": lambda name: save_file(ready, name, metadata={"format": "pt"}),
+            folder / "config.json": _json_writer(config),
+        }
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -71,18 +87,43 @@ def refuse_foreign(folder: Path) -> None:
         raise ConfigError(f"{folder} holds a {there} that eyas did not write; choose another folder")
 
 
-def _replace(path: Path, write: Any) -> None:
-    """Call write(temporary path), then move it to `path`; ConfigError if there is no such place."""
+def _json_writer(values: dict[str, Any]) -> Callable[[Path], Any]:
+    return lambda name: name.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def _place(writers: dict[Path, Callable[[Path], Any]]) -> None:
+    """Call each writer with a temporary path, then move the results in order; all lie in one folder.
+
+    ConfigError if there is no such place.
+    """
+    folder = next(iter(writers)).parent
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"{path.parent}: cannot be made a folder ({error.strerror}); choose another"
-        ) from None
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        raise ConfigError(f"{folder}: cannot be made a folder ({error.strerror}); choose another") from None
+    written = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in writers}
     try:
-        write(temporary)
-        temporary.chmod(0o644)  # safetensors writes for its owner only
-        temporary.replace(path)
+        for path, temporary in written.items():
+            writers[path](temporary)
+            temporary.chmod(0o644)  # safetensors writes for its owner only
+            _to_disk(temporary)
+        changed = [path for path, temporary in written.items() if not _same(path, temporary)]
+        if len(changed) > 1:
+            (folder / "config.json").unlink(missing_ok=True)
+            changed += [folder / "config.json"] if changed[-1].name != "config.json" else []
+        for path in changed:
+            written[path].replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        for path in written:
+            for left in folder.glob(f".{path.name}.*"):  # ours, and those of writers that were killed
+                left.unlink(missing_ok=True)
+
+
+def _same(path: Path, other: Path) -> bool:
+    return path.is_file() and filecmp.cmp(path, other, shallow=False)
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until the file's bytes are on the disk, so that no power cut leaves its name without them."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

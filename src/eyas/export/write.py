@@ -18,7 +18,7 @@ from torch import Tensor
 from eyas.core.errors import ConfigError, ModelFormatError
 from eyas.drafters.artifact import LoadedHead, load_head, save_head
 from eyas.drafters.build import DEFAULT_NUM_DRAFT_TOKENS, MAX_NUM_DRAFT_TOKENS
-from eyas.drafters.files import refuse_foreign, write_json, write_tensors
+from eyas.drafters.files import refuse_foreign, write_head
 from eyas.drafters.head_config import HeadConfig
 from eyas.drafters.head_embedding import full_embedding
 from eyas.drafters.head_json import AUX_IDS, FLAGS, decoder_fields, write_plain
@@ -87,13 +87,11 @@ def export_head(
         values = engine_config(config, known)
     values["torch_dtype"] = str(dtype).removeprefix("torch.")
     tensors = engine_tensors(head, target, known, dtype)
-    write_tensors(out_dir / "model.safetensors", tensors)
     about = {"format_version": 1, "kind": config.kind} | head.meta
     # The target that the head was made for, which may be another than the one at hand.
     identity = None if (head.meta.get("target") or {}).get("fingerprint") else target.identity
     about["target"] = describe_target(config, identity, head.meta.get("target"))
-    write_json(out_dir / "eyas.json", about)
-    write_json(out_dir / "config.json", values)
+    write_head(out_dir, about=about, tensors=tensors, config=values)
     check = check_export(out_dir, head, target, known, dtype=dtype)
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     return Export(out_dir, known, size, check, serve_settings(config, known, out_dir, num_draft_tokens))
