@@ -1,5 +1,10 @@
-"""What torchrun starts in test_parallel.py: the recipe of the tests, on as many ranks as there are."""
+"""What torchrun starts in test_parallel.py: runs of the tests' recipe one after another, on as many ranks as
+there are. Starting costs more than the runs do.
+"""
 
+import json
+import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,25 +25,27 @@ def configure(out, kind, **run):
     return replace(config, head=head, optim=optim)
 
 
-if __name__ == "__main__":
-    out, kind, store, stop_at, device = sys.argv[1:6]
-    run = dict(item.split("=") for item in sys.argv[6:])
-    world = World.join(device)
-    config = configure(out, kind, **{key: int(value) for key, value in run.items()})
+def train(world, store, out, kind, stop_at=None, **run):
+    """A run, or the beginning of one: at `stop_at` steps this process kills itself."""
+    config = configure(out, kind, **run)
     target = tiny_target()
     target.decoder.to(world.device)
     config = replace(config, run=replace(config.run, precision="float32"))
-    trainer = Trainer(config, target, TokenStore.load(Path(store)), world=world)
+    trainer = Trainer(config, target, store, world=world)
     run_step = trainer.step.run
 
     def run_or_die(*args, **kwargs):
-        if trainer.state.step == int(stop_at):
-            import os
-            import signal
-
+        if trainer.state.step == stop_at:
             os.kill(os.getpid(), signal.SIGKILL)
         return run_step(*args, **kwargs)
 
     trainer.step.run = run_or_die
     trainer.train()
+
+
+if __name__ == "__main__":
+    world = World.join(sys.argv[1])
+    store = TokenStore.load(Path(sys.argv[2]))
+    for job in json.loads(sys.argv[3]):
+        train(world, store, **job)
     world.leave()

@@ -19,7 +19,7 @@ from eyas.training.trainer import Trainer
 from tiny import tiny_target
 
 HERE = Path(__file__).parent
-NEVER = 10**6
+KINDS = {"eagle3": {"accumulation": 1}, "peagle": {"accumulation": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +29,25 @@ def data(tmp_path_factory):
     return folder, greedy_store(folder, tiny_target())
 
 
-def torchrun(processes, out, kind, store, *, stop_at=NEVER, device="cpu", **run):
-    """Exit status of the child on so many processes."""
+def torchrun(processes, store, *jobs, device="cpu"):
+    """Exit status and messages of parallel_child.train for each of `jobs` in turn, on so many processes."""
     paths = os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command += [str(HERE / "parallel_child.py"), str(out), kind, str(store), str(stop_at), device]
-    command += [f"{key}={value}" for key, value in run.items()]
+    command += [str(HERE / "parallel_child.py"), device, str(store), json.dumps(jobs, default=str)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     return done.returncode, done.stderr
+
+
+@pytest.fixture(scope="module")
+def on_two(data, tmp_path_factory):
+    """Folder of runs on two processes: one of each kind, whole, then "cut", killed at step 4."""
+    out = tmp_path_factory.mktemp("on-two")
+    jobs = [{"out": out / kind, "kind": kind} | run for kind, run in KINDS.items()]
+    status, text = torchrun(2, data[0], *jobs, {"out": out / "cut", "kind": "peagle", "stop_at": 4})
+    assert status != 0
+    assert "SIGKILL" in text, text[-3000:]
+    return out
 
 
 def test_a_step_is_shared_out_whole():
@@ -64,23 +74,18 @@ def test_alone_everything_is_a_plain_call():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "accumulation"), [("eagle3", 1), ("peagle", 2)])
-def test_two_processes_equal_one(kind, accumulation, data, tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_equal_one(kind, data, on_two, tmp_path):
     """Rows of a batch, or batches of a step, on two ranks; a mean taken for a sum would show at step 2."""
-    folder, store = data
-    one = configure(tmp_path / "one", kind, accumulation=accumulation)
-    Trainer(one, tiny_target(), store).train()
-    status, text = torchrun(2, tmp_path / "two", kind, folder, accumulation=accumulation)
-    assert status == 0, text[-3000:]
-    single, double = dict(losses(tmp_path / "one")), dict(losses(tmp_path / "two"))
+    Trainer(configure(tmp_path, kind, **KINDS[kind]), tiny_target(), data[1]).train()
+    single, double = dict(losses(tmp_path)), dict(losses(on_two / kind))
     assert list(double) == list(range(1, 9))
     assert double == pytest.approx(single, rel=2e-5)
-    heads = [load_file(tmp_path / name / "model.safetensors") for name in ("one", "two")]
+    heads = [load_file(folder / "model.safetensors") for folder in (tmp_path, on_two / kind)]
     for name, tensor in heads[0].items():
         torch.testing.assert_close(heads[1][name], tensor, rtol=1e-3, atol=1e-4)
-    validations = [read(tmp_path / name)["validation"]["reached"] for name in ("one", "two")]
-    assert validations[0] == validations[1]
-    assert read(tmp_path / "two")["training"]["processes"] == 2
+    assert read(tmp_path)["validation"]["reached"] == read(on_two / kind)["validation"]["reached"]
+    assert read(on_two / kind)["training"]["processes"] == 2
 
 
 @pytest.mark.multi_gpu
@@ -90,21 +95,21 @@ def test_two_gpus_equal_one_cpu(kind, data, tmp_path):
     """NCCL in place of gloo; float32, whose products differ a little between devices."""
     folder, store = data
     Trainer(configure(tmp_path / "one", kind), tiny_target(), store).train()
-    status, text = torchrun(2, tmp_path / "two", kind, folder, device="cuda")
+    status, text = torchrun(2, folder, {"out": tmp_path / "two", "kind": kind}, device="cuda")
     assert status == 0, text[-3000:]
     single, double = dict(losses(tmp_path / "one")), dict(losses(tmp_path / "two"))
     assert double == pytest.approx(single, rel=1e-3)
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_with_another_number_of_processes(data, tmp_path):
+def test_a_killed_run_goes_on_with_another_number_of_processes(data, on_two, tmp_path):
     """Two processes, killed; then one, stopped; then two again: the loss curve of an undisturbed run."""
     folder, store = data
     whole = configure(tmp_path / "whole", "peagle")
     Trainer(whole, tiny_target(), store).train()
-    status, _ = torchrun(2, tmp_path / "cut", "peagle", folder, stop_at=4)
-    assert status != 0
-    alone = Trainer(configure(tmp_path / "cut", "peagle"), tiny_target(), store)
+    cut = on_two / "cut"
+    assert not (cut / "eyas.json").exists()
+    alone = Trainer(configure(cut, "peagle"), tiny_target(), store)
     run_step = alone.step.run
 
     def run_or_stop(*args, **kwargs):
@@ -115,9 +120,9 @@ def test_a_killed_run_goes_on_with_another_number_of_processes(data, tmp_path):
     alone.step.run = run_or_stop
     with pytest.raises(KeyboardInterrupt):
         alone.train()
-    status, text = torchrun(2, tmp_path / "cut", "peagle", folder)
+    status, text = torchrun(2, folder, {"out": cut, "kind": "peagle"})
     assert status == 0, text[-3000:]
-    assert dict(losses(tmp_path / "cut")) == pytest.approx(dict(losses(tmp_path / "whole")), rel=2e-5)
+    assert dict(losses(cut)) == pytest.approx(dict(losses(tmp_path / "whole")), rel=2e-5)
 
 
 def read(out):
