@@ -14,14 +14,21 @@ remains.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from eyas.bench.cells import PLAIN, label_of
-from eyas.bench.intervals import Estimate, geometric_interval, ratio_interval
+from eyas.bench.intervals import (
+    Estimate,
+    Spread,
+    geometric_interval,
+    paired_spread,
+    pooled_spread,
+    ratio_interval,
+)
 from eyas.bench.sources import published_ratio
 from eyas.bench.sweep import read_records
 from eyas.core.errors import DataError
@@ -46,6 +53,10 @@ class Row:
     """(repeat, result), by repeat."""
     timed: Json | None = None
     """Steps of a run in which phases were timed apart."""
+    spread: Spread | None = None
+    """What repeats differ by, over all rows of the same load; counts where this row has few of its own."""
+    paired: Spread | None = None
+    """The same without what slowed whole repeats: of ratios."""
 
     @property
     def label(self) -> str:
@@ -59,6 +70,11 @@ class Row:
         return (self.dataset, self.concurrency, self.rate)
 
     @property
+    def load(self) -> tuple[int | None, float | None]:
+        """Concurrency and rate."""
+        return (self.concurrency, self.rate)
+
+    @property
     def series(self) -> str:
         """What a line of a plot stands for: the method, whatever its K."""
         return self.method if self.engine == "local" else f"{self.method} @ {self.engine}"
@@ -66,7 +82,12 @@ class Row:
     @property
     def throughput(self) -> Estimate:
         """Output tokens a second."""
-        return geometric_interval([result["output_tokens_per_second"] for _, result in self.results])
+        return geometric_interval(self.speeds, self.spread)
+
+    @property
+    def speeds(self) -> list[float]:
+        """Output tokens a second of each repeat."""
+        return [result["output_tokens_per_second"] for _, result in self.results]
 
     def mean(self, *path: str) -> float | None:
         """Return the mean over repeats of a number inside the results; None where none has it."""
@@ -116,7 +137,7 @@ def read_cells(paths: Sequence[Path]) -> list[Row]:
             cell[name] for name in ("dataset", "concurrency", "rate", "method", "num_draft_tokens", "engine")
         )
         if cell.get("phases"):
-            timed[key] = line["result"].get("steps") or {}
+            timed[key] = timed[key[1:]] = line["result"].get("steps") or {}
         else:
             grouped.setdefault(key, []).append(line)
     _same([line["cell"] for line in lines], SAME_EVERYWHERE)
@@ -127,8 +148,24 @@ def read_cells(paths: Sequence[Path]) -> list[Row]:
         results = {line["cell"]["repeat"]: line["result"] for line in members}
         in_order = tuple(sorted(results.items()))
         dataset, concurrency, rate, method, k, engine = key
-        rows.append(Row(dataset, concurrency, rate, method, k, engine, in_order, timed.get(key)))
-    return rows
+        # Where a step's time goes hardly depends on the data: one data set's phases stand for the others'.
+        phases = timed.get(key, timed.get(key[1:]))
+        rows.append(Row(dataset, concurrency, rate, method, k, engine, in_order, phases))
+    return _with_spreads(rows)
+
+
+def _with_spreads(rows: Sequence[Row]) -> list[Row]:
+    """The rows with what repeats differ by, over all that were measured under the same load."""
+    spreads = {}
+    for load in {row.load for row in rows}:
+        here = [row for row in rows if row.load == load]
+        tables = []
+        for dataset in {row.dataset for row in here}:
+            own = [row for row in here if row.dataset == dataset]
+            most = max(len(row.results) for row in own)
+            tables.append([row.speeds for row in own if len(row.results) == most])
+        spreads[load] = (pooled_spread(row.speeds for row in here), paired_spread(tables))
+    return [replace(row, spread=spreads[row.load][0], paired=spreads[row.load][1]) for row in rows]
 
 
 def _check(line: Json) -> None:
@@ -168,7 +205,8 @@ def lead(left: Row, right: Row) -> Lead:
     both = sorted({repeat for repeat, _ in left.results} & {repeat for repeat, _ in right.results})
     a, b = ([dict(row.results)[repeat] for repeat in both] for row in (left, right))
     if both:
-        ratio = ratio_interval(*([r["output_tokens_per_second"] for r in part] for part in (a, b)))
+        speeds = [[result["output_tokens_per_second"] for result in part] for part in (a, b)]
+        ratio = ratio_interval(speeds[0], speeds[1], left.paired)
     else:
         ratio = Estimate(left.throughput.value / right.throughput.value, None, None, 0)
     acceptance = _factor(a, b, ("steps", "tokens_per_forward"))

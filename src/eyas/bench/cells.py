@@ -7,7 +7,7 @@ setting are never taken for done.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -152,11 +152,18 @@ def plan_cells(
 
 
 def phase_cells(
-    methods: Sequence[Method], dataset: Dataset, loads: Sequence[Load], settings: Settings
+    methods: Sequence[Method],
+    dataset: str,
+    loads: Sequence[Load],
+    settings: Settings,
+    wanted: Callable[[Method, Load], bool] = lambda _method, _load: True,
 ) -> list[Cell]:
-    """Return one cell a method and load, with phases timed; time limit and data as for all others."""
+    """Return one cell for every wanted method and load, with phases timed; settings as for all others."""
     return [
-        Cell(method, dataset.name, load, 0, settings, phases=True) for method in methods for load in loads
+        Cell(method, dataset, load, 0, settings, phases=True)
+        for method in methods
+        for load in loads
+        if wanted(method, load)
     ]
 
 

@@ -109,23 +109,21 @@ class Counters:
         """Return where the time of a window of `seconds` went, per step; empty where no steps are counted.
 
         tokens a second = rows_per_step * tokens_per_forward / step time, exactly: step_ms is the window over
-        its steps, prefill and waiting included; the parts are verify, draft, prefill and the rest.
+        its steps, prefill and waiting included; the parts are verify, draft, prefill and the rest, where the
+        engine tells verification and drafting apart.
         """
         if not self.steps or not self.row_steps or seconds <= 0:
             return {}
-        parts = {
-            "verify_ms": self.verify_seconds,
-            "draft_ms": self.draft_seconds,
-            "prefill_ms": self.prefill_seconds,
-        }
-        other = max(0.0, seconds - sum(parts.values()))
+        parts = {"prefill_ms": self.prefill_seconds}
+        if self.verify_seconds or self.draft_seconds:
+            parts = {"verify_ms": self.verify_seconds, "draft_ms": self.draft_seconds} | parts
+            parts["other_ms"] = max(0.0, seconds - sum(parts.values()))
         return {
             "num_steps": self.steps,
             "rows_per_step": self.row_steps / self.steps,
             "tokens_per_forward": self.committed / self.row_steps,
             "step_ms": 1e3 * seconds / self.steps,
             **{name: 1e3 * value / self.steps for name, value in parts.items()},
-            "other_ms": 1e3 * other / self.steps,
         }
 
 

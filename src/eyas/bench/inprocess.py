@@ -6,7 +6,7 @@ second thread. See `traffic` for what the numbers mean.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from eyas.bench.counters import Counters
@@ -199,26 +199,48 @@ def run_open(
     return Run(traces, window, now, after - before, [list(one.output_ids) for one in driver.all])
 
 
-def warm_up(engine: Engine, prompts: Sequence[list[int]], params: SamplingParams, concurrency: int) -> None:
+def warm_up(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    concurrency: int,
+    *,
+    graphs: bool = True,
+) -> None:
     """Let every batch size from `concurrency` down to 1 run for some steps, before anything is timed.
 
-    Graphs are captured at first use, per batch bucket and per bound on the context: the longest prompt and
-    the shortest are both used. Half of the requests end early, half of the rest later, and so on.
+    Kernels are compiled and graphs captured at first use, per batch bucket and per bound on the context. So
+    batches thin out (half of the requests end early, half of the rest later, and so on), with the shortest
+    prompt and with prompts that end at the longest context, doubling between. Then each batch size takes in
+    prompts as they are, as the cells will. Without `graphs` a few tokens at the largest batch are enough.
     """
-    from dataclasses import replace
+    few = replace(params, max_tokens=min(4, params.max_tokens), ignore_eos=True)
+    if not graphs:
+        run_closed(engine, prompts, few, concurrency=concurrency, num_requests=concurrency)
+        return
+    lengths = warm_up_lengths(concurrency)
+    longest = max(prompts, key=len)
+    for size in warm_up_contexts(min(map(len, prompts)), len(longest) + params.max_tokens - lengths[-1]):
+        prompt = (longest * -(-size // len(longest)))[:size]
+        thinning = [
+            replace(params, max_tokens=min(count, params.max_tokens), ignore_eos=True) for count in lengths
+        ]
+        run_closed(engine, [prompt], thinning, concurrency=concurrency, num_requests=concurrency)
+    places = concurrency
+    while places:
+        run_closed(engine, prompts, few, concurrency=places, num_requests=places + 1)
+        places //= 2
 
-    by_length = sorted(prompts, key=len)
-    for prompt in dict.fromkeys(map(tuple, (by_length[-1], by_length[0]))):
-        run_closed(
-            engine,
-            [list(prompt)],
-            [
-                replace(params, max_tokens=min(count, params.max_tokens), ignore_eos=True)
-                for count in warm_up_lengths(concurrency)
-            ],
-            concurrency=concurrency,
-            num_requests=concurrency,
-        )
+
+def warm_up_contexts(shortest: int, full: int) -> list[int]:
+    """Return prompt lengths through the powers of two: 40, 3000 -> 40, 1024, 2048, 3000.
+
+    Below 1024 all contexts count as one.
+    """
+    sizes = [shortest]
+    while sizes[-1] < full:
+        sizes.append(min(full, max(1024, 2 * sizes[-1])))
+    return sizes
 
 
 def warm_up_lengths(concurrency: int, first: int = 8, gap: int = 12) -> list[int]:

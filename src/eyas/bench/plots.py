@@ -72,7 +72,7 @@ def throughput(rows: Sequence[Row]) -> bytes | None:
                         color=colours[series],
                     )
         _load_axis(axes, best, dataset)
-        axes.set_yscale("log")
+        _log(axes)
         axes.set_ylabel("output tokens a second (numbers: best K)")
         axes.legend(fontsize=7)
 
@@ -236,7 +236,7 @@ def latency(rows: Sequence[Row]) -> bytes | None:
                 y = [row.mean(f"{metric}_ms", which) for row in line]
                 axes.plot(x, y, style, color=colours[series], label=f"{series} {which}", markersize=4)
         _load_axis(axes, best, dataset)
-        axes.set_yscale("log")
+        _log(axes)
         axes.set_ylabel(f"{metric}, ms")
         axes.legend(fontsize=6)
 
@@ -305,6 +305,18 @@ def _load_axis(axes: Any, rows: Sequence[Row], dataset: str) -> None:
     here = [row for row in rows if row.dataset == dataset]
     axes.set_xlabel("concurrency" if here[0].rate is None else "requests a second")
     _log2(axes, sorted({_load(row) for row in here}))
+
+
+def _log(axes: Any) -> None:
+    """A logarithmic axis with plain numbers, also between powers of ten where there are few of them."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    steps = (1.0, 2.0, 5.0) if high / low < 200 else (1.0,)
+    axes.yaxis.set_major_locator(LogLocator(subs=steps))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _log2(axes: Any, ticks: Sequence[float]) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 from eyas.bench.analyze_sweep import Row, read_cells, tables
 from eyas.bench.cells import AUTO
 from eyas.bench.plots import draw_all
-from eyas.bench.sources import ACCEPTANCE_LENGTH, SOURCE
+from eyas.bench.sources import ACCEPTANCE_LENGTH, CONCURRENCIES, PEAGLE_OVER_EAGLE3, SOURCE
 from eyas.bench.sweep import read_records
 
 INTRODUCTION = (
     "Throughput is taken over the time in which all places of a fixed concurrency were filled. Intervals are "
-    "95 % of Student's t over repeats, on logarithms; methods took turns, and ratios are of paired repeats. "
+    "95 % of Student's t over repeats, on logarithms; where a cell has few, with the spread of all cells of "
+    "that load. Methods took turns, and ratios are of paired repeats. "
     "Acceptance length counts tokens a verification, the target's own included."
 )
 IDENTITY = (
@@ -59,7 +60,8 @@ def write_report(records: Sequence[Path], out_dir: Path) -> tuple[Path, dict[str
         _write(out_dir / f"{name}.png", png)
     _write(out_dir / "tables.json", json.dumps(document, indent=1).encode())
     page = out_dir / "index.html"
-    _write(page, page_of(document, figures, setup_of(records, rows), runs).encode())
+    html_text = page_of(document, figures, setup_of(records, rows), runs, cut_off(records))
+    _write(page, html_text.encode())
     return page, document
 
 
@@ -81,13 +83,33 @@ def setup_of(records: Sequence[Path], rows: Sequence[Row]) -> dict[str, str]:
     }
 
 
+def cut_off(records: Sequence[Path]) -> str:
+    """Return a warning if the time limit cut cells off; "" if every cell ended by itself."""
+    cells = [
+        line for line in read_records(records) if line["type"] == "cell" and not line["cell"].get("phases")
+    ]
+    cut = sum(
+        line["result"].get("num_requests", 0) < line["cell"].get("num_requests", 0)
+        or line["result"].get("num_completed", 0) + line["result"].get("num_errors", 0)
+        < line["result"].get("num_requests", 0)
+        for line in cells
+    )
+    if not cut:
+        return ""
+    return (
+        f"The time limit cut {cut} of {len(cells)} cells off. A faster method answered more of the prompts "
+        "there, so acceptance is not of the same text everywhere: measure fewer requests without a limit instead."
+    )
+
+
 def page_of(
     document: dict[str, Any],
     figures: dict[str, bytes],
     setup: dict[str, str],
     runs: Sequence[dict[str, Any]],
+    cut_off: str = "",
 ) -> str:
-    """Return the page's HTML."""
+    """Return the page's HTML; `cut_off` is a warning of what the time limit did, if it did."""
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8>",
         '<meta name=viewport content="width=device-width, initial-scale=1">',
@@ -96,6 +118,7 @@ def page_of(
         _table(["setting", "value"], list(setup.items())),
         f"<p>{_text(INTRODUCTION)}</p>",
         _verdict(document),
+        f"<p><strong>{_text(cut_off)}</strong></p>" if cut_off else "",
     ]
     for name, png in figures.items():
         data = base64.b64encode(png).decode("ascii")
@@ -123,8 +146,6 @@ def _verdict(document: dict[str, Any]) -> str:
     best = [
         row for row in document["rows"] if row["best_k"] and row["over_plain"] and row["method"] != "plain"
     ]
-    if not best:
-        return ""
     items = []
     for method in dict.fromkeys(row["method"] for row in best):
         own = [row for row in best if row["method"] == method]
@@ -132,7 +153,12 @@ def _verdict(document: dict[str, Any]) -> str:
         above = sum(value > 1 for value in ratios)
         text = f"{method}: above plain decoding in {above} of {len(own)} places, {min(ratios):.2f}x to "
         items.append(f"<li>{_text(text + f'{max(ratios):.2f}x')}</li>")
-    return f"<ul>{''.join(items)}</ul>"
+    pairs = [one["ratio"]["value"] for one in document["peagle_over_eagle3"]]
+    if pairs:
+        above = sum(value > 1 for value in pairs)
+        text = f"P-EAGLE over EAGLE-3: above in {above} of {len(pairs)} places, {min(pairs):.2f}x to "
+        items.append(f"<li>{text}{max(pairs):.2f}x</li>")
+    return "" if not items else f"<ul>{''.join(items)}</ul>"
 
 
 def _ratios(document: dict[str, Any]) -> str:
@@ -163,23 +189,40 @@ def _ratios(document: dict[str, Any]) -> str:
         ]
         for one in document["peagle_over_eagle3"]
     ]
-    return _table(head, lines) + _leads(document["peagle_over_eagle3"], listed=True)
+    return _ratio_grid(document) + _table(head, lines) + _leads(document["peagle_over_eagle3"], listed=True)
+
+
+def _ratio_grid(document: dict[str, Any]) -> str:
+    """A line for each data set, a column for each concurrency; the source's lines below."""
+    own: dict[str, dict[int, float]] = {}
+    for one in document["peagle_over_eagle3"]:
+        if one["concurrency"] is not None:
+            own.setdefault(one["dataset"], {})[one["concurrency"]] = one["ratio"]["value"]
+    published = {
+        f"{name} (source)": dict(zip(CONCURRENCIES, r, strict=True)) for name, r in PEAGLE_OVER_EAGLE3.items()
+    }
+    lines = own | published
+    loads = sorted({load for line in lines.values() for load in line})
+    return _table(
+        ["P-EAGLE / EAGLE-3", *(f"c={load}" for load in loads)],
+        [[name, *(_number(line.get(load)) for load in loads)] for name, line in lines.items()],
+    )
 
 
 def _lengths(document: dict[str, Any]) -> str:
-    lines = [
-        [dataset, series, str(k), _number(value)]
-        for dataset, by_series in document["acceptance_length_by_k"].items()
-        for series, by_k in by_series.items()
-        for k, value in by_k.items()
-    ]
-    published = [
-        [f"{name} (source)", method, str(k), _number(value)]
-        for name, by_method in ACCEPTANCE_LENGTH.items()
+    """A line for each data set and method, a column for each K; the source's lines below."""
+    lines = {
+        (name + note, method): by_k
+        for table, note in ((document["acceptance_length_by_k"], ""), (ACCEPTANCE_LENGTH, " (source)"))
+        for name, by_method in table.items()
         for method, by_k in by_method.items()
-        for k, value in by_k.items()
-    ]
-    return _table(["data", "method", "K", "tokens a verification"], lines + published)
+    }
+    counts = sorted({k for by_k in lines.values() for k in by_k})
+    return _table(
+        ["tokens a verification", "method", *(f"K={k}" for k in counts)],
+        [[*names, *(_number(by_k.get(k)) for k in counts)] for names, by_k in lines.items()],
+        text=(0, 1),
+    )
 
 
 def _leads(leads: Sequence[dict[str, Any]], *, listed: bool = False) -> str:

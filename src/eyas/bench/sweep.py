@@ -7,6 +7,7 @@ mean is in docs/benchmarks/sweep-jsonl.md.
 """
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,10 +38,13 @@ def sweep(
     provenance: dict[str, Any],
     *,
     advance: Callable[[Cell, dict[str, Any] | None], None] = lambda _cell, _result: None,
+    until: float | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> int:
     """Measure what `record` lacks; returns how many cells were measured.
 
-    `advance` is called for every cell, with None for a result where it was there already.
+    `advance` is called for every cell, with None for a result where it was there already. No cell is begun
+    when the clock is at `until` or later.
     """
     done = (
         {line["id"] for line in read_records([record]) if line["type"] == "cell"}
@@ -53,6 +57,8 @@ def sweep(
         if cell.id in done:
             advance(cell, None)
             continue
+        if until is not None and clock() >= until:
+            break
         result = backend_of(cell.method).run(cell)
         if not run_id:
             run_id = f"{provenance['time']}-{cell.id[:6]}"
@@ -100,11 +106,18 @@ class LocalBackend:
         *,
         warm_up_concurrency: int,
         keep: bool = True,
+        graphs: bool = True,
     ) -> None:
-        """Take what builds an engine (method, phases timed or not), prompts by data set, largest batch."""
+        """Take what builds an engine (method, phases timed or not), prompts by data set, largest batch.
+
+        `graphs` says whether engines have something to capture before cells are timed.
+        """
         self._build, self._prompts, self._keep = build, prompts, keep
         self._warm_up_concurrency = warm_up_concurrency
+        self._graphs = graphs
         self._engines: dict[tuple[Method, bool], Engine] = {}
+        self.num_prepared, self.prepare_seconds = 0, 0.0
+        """Engines that were built and warmed up, and the time that took."""
 
     def run(self, cell: Cell) -> dict[str, Any]:
         """Measure a cell."""
@@ -132,9 +145,12 @@ class LocalBackend:
             # Phases come after everything else: engines of both ways need not fit together.
             if not self._keep or any(phases != cell.phases for _, phases in self._engines):
                 self._engines.clear()
+            begin = time.perf_counter()
             engine = self._engines[key] = self._build(cell.method, cell.phases)
             every = [ids for part in self._prompts.values() for ids in part]
-            warm_up(engine, every, _params(cell), self._warm_up_concurrency)
+            warm_up(engine, every, _params(cell), self._warm_up_concurrency, graphs=self._graphs)
+            self.num_prepared += 1
+            self.prepare_seconds += time.perf_counter() - begin
         return engine
 
 

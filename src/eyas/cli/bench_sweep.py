@@ -72,9 +72,13 @@ def sweep(
     phases: Annotated[
         bool | None,
         typer.Option(
-            help="Time verification and drafting apart in further cells, on the first data set. Done on CUDA "
-            "unless told otherwise; elsewhere every cell tells them."
+            help="Time verification and drafting apart in further cells: each method at its best K, on the "
+            "first data set. Done on CUDA unless told otherwise; elsewhere every cell tells them."
         ),
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(min=1.0, help="Seconds after which no cell is begun; the same command goes on later."),
     ] = None,
     one_engine_at_a_time: Annotated[
         bool, typer.Option(help="For engines that do not fit into memory together; methods drift apart more.")
@@ -89,6 +93,9 @@ def sweep(
 
     A cell that the record holds is not measured again, so a sweep that was stopped goes on where it was.
     """
+    import time
+
+    from eyas.bench.analyze_sweep import best_rows, read_cells
     from eyas.bench.cells import Load, Settings, phase_cells, plan_cells
     from eyas.bench.conversations import encode_chat
     from eyas.bench.datasets import read_dataset
@@ -97,6 +104,7 @@ def sweep(
     from eyas.bench.sweep import sweep as measure
     from eyas.core.errors import ConfigError
 
+    until = None if time_limit is None else time.perf_counter() + time_limit
     own = methods_of(methods, head or [], _draft_counts(k), target, engine)
     if not own:
         raise ConfigError("--methods: no method is left to measure")
@@ -157,23 +165,49 @@ def sweep(
             )
 
         backends[None] = LocalBackend(
-            build, prompts, warm_up_concurrency=highest or seqs, keep=not one_engine_at_a_time
+            build,
+            prompts,
+            warm_up_concurrency=highest or seqs,
+            keep=not one_engine_at_a_time,
+            graphs=loaded.device.type == "cuda",
         )
     for url in dict.fromkeys(method.url for method in own if method.url is not None):
         backends[url] = _endpoint(url, datasets, model, api_key)
     cells = plan_cells(own, datasets, loads, repeats, settings, one_engine_at_a_time=one_engine_at_a_time)
-    if local and (phases if phases is not None else loaded.device.type == "cuda"):
-        cells += phase_cells([m for m in own if m.url is None], datasets[0], loads, settings)
+    timed = local and (phases if phases is not None else loaded.device.type == "cuda")
+    runs_at, total = provenance(), len(cells)
+    notes = console.notes()
+    if not as_json:
+        bound = "" if limit_seconds is None else f", some {total * limit_seconds:.0f} s once engines are warm"
+        notes.print(f"{len(own)} methods, {total} cells{bound}")
     with console.progress(disable=as_json) as bar:
-        task = bar.add_task("sweep", total=len(cells))
+        task = bar.add_task("sweep", total=total)
 
         def advance(cell: Any, result: dict[str, Any] | None) -> None:
             said = "there already" if result is None else f"{result['output_tokens_per_second']:.0f} tok/s"
             text = f"{cell.method.label} {cell.dataset} {cell.load}: {said}"
             bar.update(task, advance=1, description=text)
 
-        measured = measure(cells, record, lambda method: backends[method.url], provenance(), advance=advance)
-    _conclude(record, measured, len(cells), as_json=as_json)
+        def run(some: list[Any]) -> int:
+            return measure(
+                some, record, lambda method: backends[method.url], runs_at, advance=advance, until=until
+            )
+
+        measured = run(cells)
+        if timed:
+            rows = [row for row in read_cells([record]) if row.dataset == datasets[0].name]
+            best = {(row.label, row.load) for row in best_rows(rows)}
+            more = phase_cells(
+                [method for method in own if method.url is None],
+                datasets[0].name,
+                loads,
+                settings,
+                lambda method, load: (method.label, (load.concurrency, load.rate)) in best,
+            )
+            total += len(more)
+            bar.update(task, total=total)
+            measured += run(more)
+    _conclude(record, measured, total, as_json=as_json)
 
 
 def _endpoint(url: str, datasets: "list[Dataset]", model: str | None, api_key: str | None) -> "Backend":

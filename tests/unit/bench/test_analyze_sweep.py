@@ -79,6 +79,36 @@ def test_repeats_are_paired(tmp_path):
     assert found[0].throughput.high > 1000
 
 
+def test_few_repeats_borrow_the_spread_of_other_rows(tmp_path):
+    noise = {"a": (1.0, 1.02), "b": (1.01, 1.0), "c": (1.0, 1.01), "d": (1.02, 1.0), "e": (1.0, 1.0)}
+    lines = [
+        cell(m, 3, 100 * factors[repeat] * (2 if m == "b" else 1), repeat=repeat)
+        for m, factors in noise.items()
+        for repeat in (0, 1)
+    ]
+    found = rows(tmp_path, *lines)
+    one = lead(found[1], found[0])
+    assert 1.9 < one.ratio.low < one.ratio.value < one.ratio.high < 2.1
+    alone = rows(tmp_path, *lines[:4])
+    assert lead(alone[1], alone[0]).ratio.low < one.ratio.low - 0.2
+    single = rows(tmp_path, *[line for line in lines if line["cell"]["repeat"] == 0])
+    assert single[0].throughput.low is None
+
+
+def test_a_last_repeat_that_was_cut_off(tmp_path):
+    cells = [(m, repeat) for m in "abc" for repeat in (0, 1) if (m, repeat) != ("c", 1)]
+    found = rows(tmp_path, *(cell(m, 3, 100.0, repeat=repeat) for m, repeat in cells))
+    assert [len(row.results) for row in found] == [2, 2, 1]
+    assert lead(found[2], found[0]).ratio.num == 1
+
+
+def test_phases_of_one_data_set_stand_for_the_others(tmp_path):
+    other = cell("peagle", 7, 1500.0, steps=step(3.0, 2.0), dataset="gsm8k")
+    timed = cell("peagle", 7, 1200.0, steps=step(3.0, 2.7, verify_ms=2.1, draft_ms=0.6), phases=True)
+    found = rows(tmp_path, PEAGLE, other, timed)
+    assert [row.phase("verify_ms") for row in found] == [2.1, 2.1]
+
+
 def test_a_lead_within_the_noise_says_so(tmp_path):
     lines = [cell("a", 3, speed, repeat=i) for i, speed in enumerate((100.0, 130.0))]
     lines += [cell("b", 3, speed, repeat=i) for i, speed in enumerate((110.0, 100.0))]

@@ -77,8 +77,30 @@ def test_the_page_says_what_was_found(written):
     text = written[0].read_text()
     assert "peagle: above plain decoding in 4 of 4 places, 2.50x to 2.50x" in text
     assert "peagle K=3 leads eagle3 K=3 1.25x" in text
+    assert "P-EAGLE over EAGLE-3: above in 4 of 4 places, 1.25x to 1.25x" in text
+    assert "time limit" not in text
+    assert grid(text, "P-EAGLE / EAGLE-3")["mt_bench"] == ["1.25", "", "", "1.25", "", "", ""]
+    assert grid(text, "P-EAGLE / EAGLE-3")["HumanEval (source)"][:2] == ["1.55", "1.53"]
+    assert grid(text, "tokens a verification")["MT-Bench (source)"] == ["eagle3", "", "2.70", "3.27"]
     assert "<td>1.55</td>" in text  # the source's ratio at concurrency 1
     assert "eyas bench sweep &lt;x&gt;" in text
+
+
+def grid(text, title):
+    """First cell -> the others, of the table that begins with a title; the last line of a name counts."""
+    table = text.partition(f">{title}</th>")[2].partition("</table>")[0]
+    lines = re.findall(r"<tr>(.*?)</tr>", "<tr>" + table)
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in lines]
+    return {line[0]: line[1:] for line in cells if line}
+
+
+def test_cells_that_the_limit_cut_are_told(tmp_path):
+    whole, cut = cell("plain", 0, 10.0), cell("eagle3", 3, 20.0)
+    for one, sent in ((whole, 16), (cut, 9)):
+        one["cell"]["num_requests"] = 16
+        one["result"] |= {"num_requests": sent, "num_completed": sent, "num_errors": 0}
+    page, _ = write_report([write(tmp_path / "r.jsonl", whole, cut)], tmp_path / "out")
+    assert "The time limit cut 1 of 2 cells off" in page.read_text()
 
 
 def test_figures_are_images_of_a_useful_size(written):

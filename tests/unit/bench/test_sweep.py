@@ -10,7 +10,7 @@ from eyas.bench.cells import Load, Method, Settings, phase_cells, plan_cells
 from eyas.bench.client import HTTPBackend, Stream, finish
 from eyas.bench.conversations import encode_chat
 from eyas.bench.datasets import Dataset
-from eyas.bench.inprocess import run_closed, run_open, warm_up_lengths
+from eyas.bench.inprocess import run_closed, run_open, warm_up, warm_up_contexts, warm_up_lengths
 from eyas.bench.offline import build_engine
 from eyas.bench.sweep import LocalBackend, read_records, rounded, sweep
 from eyas.bench.traffic import Trace
@@ -113,6 +113,67 @@ def test_warm_up_thins_out_by_halves():
     assert warm_up_lengths(1) == [8]
 
 
+@pytest.mark.parametrize(
+    ("shortest", "full", "expected"),
+    [
+        (40, 3000, [40, 1024, 2048, 3000]),
+        (40, 700, [40, 700]),
+        (40, 40, [40]),
+        (40, 20, [40]),
+        (1500, 5000, [1500, 3000, 5000]),
+    ],
+)
+def test_warm_up_meets_every_bound_on_contexts(shortest, full, expected):
+    assert warm_up_contexts(shortest, full) == expected
+
+
+def test_warm_up_meets_every_batch_size(target, prompt_ids):
+    own = engine(target, seqs=4)
+    seen, contexts, step = set(), [], own.step
+
+    def watched():
+        seen.add(own.load().running)
+        contexts.extend(r.num_cached for r in own._runner.scheduler.running)
+        return step()
+
+    own.step = watched
+    warm_up(own, prompt_ids, GREEDY, 4, graphs=False)
+    assert len(contexts) < 30
+    long = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    warm_up(own, prompt_ids, long, 4)
+    assert {1, 2, 4} <= seen
+    assert max(contexts) >= max(map(len, prompt_ids)) + 40 - 2
+    assert own.load().running == 0
+
+
+def test_no_cell_begins_after_the_limit(tmp_path):
+    class Fake:
+        def run(self, cell):
+            return {"output_tokens_per_second": 1.0}
+
+    ticks = iter(range(100))
+    cells = plan_cells([Method("plain")], [DATA], [Load(c) for c in range(1, 6)], 1, SETTINGS)
+    record = tmp_path / "r.jsonl"
+    part = sweep(cells, record, lambda _: Fake(), PROVENANCE, until=3, clock=lambda: next(ticks))
+    assert part == 3
+    assert sweep(cells, record, lambda _: Fake(), PROVENANCE) == 2
+
+
+def test_phases_only_where_wanted():
+    methods = [Method("plain"), Method("eagle3", "x", 3)]
+
+    def wanted(method, load):
+        return method.name != "plain" or load.concurrency == 1
+
+    found = phase_cells(methods, "d", [Load(1), Load(2)], SETTINGS, wanted)
+    assert [(cell.method.label, str(cell.load)) for cell in found] == [
+        ("plain", "c=1"),
+        ("eagle3 K=3", "c=1"),
+        ("eagle3 K=3", "c=2"),
+    ]
+    assert all(cell.phases for cell in found)
+
+
 def test_a_sweep_is_recorded_and_goes_on_where_it_was(target, prompt_ids, tmp_path):
     built = []
 
@@ -164,7 +225,7 @@ def test_phases_are_timed_by_engines_of_their_own(target, prompt_ids):
     backend = LocalBackend(build, {"d": prompt_ids}, warm_up_concurrency=1)
     methods = [Method("plain"), Method("other")]
     for cell in plan_cells(methods, [DATA], [Load(1)], 1, SETTINGS) + phase_cells(
-        methods, DATA, [Load(1)], SETTINGS
+        methods, "d", [Load(1)], SETTINGS
     ):
         backend.run(cell)
     assert built == [("plain", False), ("other", False), ("plain", True), ("other", True)]
