@@ -98,7 +98,7 @@ def cut_off(records: Sequence[Path]) -> str:
         return ""
     return (
         f"The time limit cut {cut} of {len(cells)} cells off. A faster method answered more of the prompts "
-        "there, so acceptance is not of the same text everywhere: measure fewer requests without a limit instead."
+        "there, so acceptance is not of the same text everywhere. Measure fewer requests without a limit."
     )
 
 
