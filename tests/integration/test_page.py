@@ -156,6 +156,8 @@ def test_a_race_by_keyboard(served, page):
     assert texts[0]
     ranks = page.js("[...document.querySelectorAll('.column h2')].map((e) => Number(e.textContent[0]))")
     assert sorted(ranks) == [1, 2, 3]
+    assert page.js("document.querySelectorAll('.column.won').length") == 1
+    assert page.js("document.querySelector('.column.won h2').textContent[0]") == "1"
     assert page.text("#race-note").startswith("All wrote the same text")
     al = page.js(
         "[...document.querySelectorAll('.column [data-meter=al]')].map((e) => Number(e.textContent))"

@@ -38,6 +38,10 @@ export class Meter {
     return 1 + this.accepted / this.draftSteps;
   }
 
+  get seconds() {
+    return this.#seconds;
+  }
+
   get speed() {
     const seconds = this.#first ? this.#seconds - this.#first.seconds : 0;
     return seconds > 0 ? (this.tokens - this.#first.tokens) / seconds : 0;

@@ -27,7 +27,16 @@ export function setUpRace(settings, report) {
   const stop = document.getElementById("race-stop");
   let running = null;
 
-  async function run(model, body, signal, place) {
+  // Places by the engine's time for each, as if alone: who was asked first has no lead.
+  function rank(ended) {
+    ended.sort((one, other) => one.seconds - other.seconds);
+    ended.forEach(({ view, method }, index) => {
+      view.title.textContent = `${index + 1}. ${method}`;
+      view.box.classList.toggle("won", index === 0);
+    });
+  }
+
+  async function run(model, body, signal, ended) {
     const view = column(model);
     columns.append(view.box);
     view.bar.max = body.max_tokens;
@@ -41,10 +50,9 @@ export function setUpRace(settings, report) {
     });
     view.box.dataset.reason = answer.reason;
     if (answer.reason !== "stopped") {
-      const rank = place();
-      view.title.textContent = `${rank}. ${model.method}`;
       view.bar.value = view.bar.max;
-      view.box.classList.toggle("won", rank === 1);
+      ended.push({ view, method: model.method, seconds: answer.meter.seconds });
+      rank(ended);
     }
     return answer;
   }
@@ -60,12 +68,12 @@ export function setUpRace(settings, report) {
     // One seed for all: with it, and at temperature 0, all must write the same.
     const seed = Math.floor(Math.random() * 2 ** 31);
     const messages = [{ role: "user", content: prompt.value }];
-    let ended = 0;
+    const ended = [];
     try {
       const answers = await Promise.all(
         settings.methods().map((model) => {
           const body = { ...settings.request(model), messages, seed };
-          return run(model, body, running.signal, () => ++ended);
+          return run(model, body, running.signal, ended);
         }),
       );
       if (answers.length > 1 && answers.every((answer) => answer.reason !== "stopped")) {
