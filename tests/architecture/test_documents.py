@@ -123,4 +123,10 @@ def train_config():
     return TrainConfig
 
 
-RECIPE_TYPES = {"train": train_config}
+def study_config():
+    from eyas.training.study import StudyConfig
+
+    return StudyConfig
+
+
+RECIPE_TYPES = {"train": train_config, "studies": study_config}

@@ -36,6 +36,7 @@ SHORTER = {
     "train": "data.seq_len=64 head.draft_vocab_size=48 head.num_layers=1 run.batch_rows=1 run.max_steps=1 "
     "run.epochs=null run.compile=false run.validate_every=0 run.validate_rows=1 run.checkpoint_every=0 "
     "data.held_out=0.2",
+    "study": "data.seq_len=64 head.draft_vocab_size=48",
     "bench sweep": "--concurrency 1,2 --num-requests 2 --waves 1 --max-tokens 4 --repeats 1 --num-prompts 2",
     "bench step": "--target shape:tiny -k 2 --batch 1 --acceptance 2 --steps 2 --repeats 1 --context 32",
     "calibrate": "-k 1,2 --batch 1 --tree= --max-tokens 4 --num-prompts 1 --context 16 --repeats 1",

@@ -325,6 +325,44 @@ def test_the_qwen_recipes_build_and_train_on_a_target_of_their_family(kind, stor
     assert json.loads((out / "eyas.json").read_text())["training"]["steps"] == 2
 
 
+@pytest.mark.slow
+def test_variants_that_share_compiled_code_train_as_if_alone(target, store, tmp_path, monkeypatch):
+    """Nothing is reset between variants: other weights, depths and options must not meet old graphs."""
+    from torch._dynamo.utils import counters
+
+    compile_for_real = torch.compile
+
+    def without_inductor(function, *, dynamic, options):
+        del options
+        return compile_for_real(function, dynamic=dynamic, backend="aot_eager")
+
+    monkeypatch.setattr(torch, "compile", without_inductor)
+    variants = {f"seed/{seed}": [f"run.seed={seed}"] for seed in range(3)}
+    variants |= {f"size/{size}": [f"head.draft_vocab_size={size}"] for size in range(41, 51)}
+    variants |= {"ttt/3": ["objective.ttt_steps=3"], "tv": ["loss.kind=tv"], "peagle": VARIANTS["peagle"]}
+    path = write_study(tmp_path, store, variants=variants, baseline=None, overrides=["optim.warmup=0"])
+    rows = {}
+    for compiled in ("true", "false"):
+        out = tmp_path / compiled
+        study = load_study(path, out, overrides=(f"run.compile={compiled}",), steps=3)
+        before = counters["stats"]["unique_graphs"]
+        run_study(
+            study,
+            study.plans,
+            out,
+            lambda config, display: Trainer(config, target, TokenStore.load(store), display=display),
+            say=str,
+        )
+        rows[compiled] = [(row["variant"], row["loss"], row["acceptance"]) for row in collect(out)]
+        graphs = counters["stats"]["unique_graphs"] - before
+        # Seeds share three graphs; ten sizes need one more each, and torch would stop at eight.
+        assert (13 <= graphs < 20) if compiled == "true" else graphs == 0
+    assert len({loss for _, loss, _ in rows["false"]}) == len(rows["false"])
+    for one, other in zip(rows["true"], rows["false"], strict=True):
+        assert one[0] == other[0]
+        assert one[1] == pytest.approx(other[1], rel=1e-5)
+
+
 # -- the command ----------------------------------------------------------------------------------------
 
 
