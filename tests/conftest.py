@@ -4,6 +4,7 @@ Under pytest-xdist (`-n auto`) each worker computes with one thread, as there is
 here, before anything imports torch, and in the environment, for processes that tests start.
 """
 
+import contextlib
 import os
 import sys
 from functools import cache
@@ -16,6 +17,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # pytest-xdist sets it: tables would be as wide as the terminal that the tests were started from.
 os.environ.pop("COLUMNS", None)
+
+with contextlib.suppress(ImportError):
+    from hypothesis import HealthCheck, settings
+
+    # How long an example takes says what else the machine does.
+    settings.register_profile("eyas", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("eyas")
 
 GIB_PER_WORKER = 3
 """Memory that a worker takes at worst: the tests with a real model in float32 and a server beside it."""
