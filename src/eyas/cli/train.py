@@ -29,13 +29,20 @@ def command(
     from eyas.training.config import TrainConfig
     from eyas.training.display import QuietDisplay, RichDisplay
     from eyas.training.parallel import World
+    from eyas.training.trainer import Paused
 
     config = load_config(TrainConfig, recipe, [*(overrides or []), *([f"preset={preset}"] if preset else [])])
     world = World.join(device)
     trainer = open_trainer(
         config, device=device, display=QuietDisplay() if quiet else RichDisplay(), world=world
     )
-    out = trainer.train()
+    if world.is_main and world.size == 1 and config.run.checkpoint_every:
+        pause_when_interrupted(trainer)
+    try:
+        out = trainer.train()
+    except Paused as paused:
+        console.notes().print(str(paused), markup=False, soft_wrap=True)
+        raise typer.Exit(130) from None
     world.leave()
     if not world.is_main:
         return
@@ -51,6 +58,26 @@ def command(
     for name, figures in meta.get("decoding", {}).items():
         printer.print(f"{name}: AL {figures['acceptance_length']:.3f} over {figures['num_prompts']} prompts")
     printer.print(f"head in {out}")
+
+
+def pause_when_interrupted(trainer: Any) -> None:
+    """Let the first Ctrl-C end the run at its next log record, with a checkpoint; the second stops at once.
+
+    One process only: several would not agree on which record is the next.
+    """
+    import signal
+    import time
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+
+    def pause(number: int, frame: Any) -> None:  # noqa: ARG001 -- signal's signature
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        trainer.deadline = time.monotonic()
+        text = "stopping at the next record, with a checkpoint; Ctrl-C again stops at once"
+        console.notes().print(text, markup=False)
+
+    signal.signal(signal.SIGINT, pause)
 
 
 def open_trainer(
