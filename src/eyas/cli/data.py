@@ -12,6 +12,8 @@ import typer
 from eyas.cli import console, data_capture, data_trim
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from eyas.data.regenerate import Progress
     from eyas.data.template import ChatTemplate
 
@@ -103,9 +105,13 @@ def regenerate(
         from eyas.data.endpoint import EndpointAnswerer
 
         answerer = EndpointAnswerer(
-            urls=tuple(endpoint), model=model, api_key=api_key, concurrency=concurrency
+            urls=tuple(endpoint),
+            model=model,
+            api_key=api_key,
+            concurrency=concurrency,
+            template_options=options,
         )
-        about |= {"endpoint_model": model}
+        about |= {"endpoint_model": model} | ({"template": options} if options else {})
     elif loaded is not None and template is not None:
         from eyas.engine.llm import LLM
 
@@ -127,11 +133,16 @@ def regenerate(
         )
     with _progress("answering", len(todo)) as report:
         manifest = answer(todo, answerer, out, config, about=about, progress=report)
+    refused = ""
+    if endpoint and answerer.num_refused:
+        refused = f"; the endpoint refused {answerer.num_refused} requests, the last with: {answerer.refusal}"
     if not manifest["num_conversations"]:
         raise DataError(
             f"{prompts}: none of {len(todo)} prompts was answered; longer ones than --max-prompt-tokens "
-            f"{config.max_prompt_tokens} are left out, empty answers too"
+            f"{config.max_prompt_tokens} are left out, empty answers too{refused}"
         )
+    if refused:
+        console.notes().print(refused.removeprefix("; "), markup=False)
     result = {"answers": manifest, "store": None}
     if store and loaded is not None:
         result["store"] = build_store(
@@ -182,7 +193,10 @@ def show(
     count: Annotated[int, typer.Option(min=1, help="How many documents.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Print documents with the supervised tokens coloured (green) and the context dim."""
+    """Print documents with the supervised tokens coloured (green) and the context dim.
+
+    Where there are no colours, supervised stretches stand in angle brackets.
+    """
     from eyas.core.errors import DataError
     from eyas.data.store import TokenStore
     from eyas.targets.load import load_target
@@ -206,18 +220,14 @@ def show(
     if as_json:
         console.print_json(documents)
         return
-    from rich.text import Text
-
+    out = console.results()
     for document in documents:
-        text = Text()
-        for piece in document["pieces"]:
-            text.append(piece["text"], style="bold green" if piece["supervised"] else "dim")
         supervised = sum(end - begin for begin, end in document["spans"])
         console.notes().print(
             f"document {document['index']}: {len(document['ids'])} tokens, {supervised} supervised",
             style="dim",
         )
-        console.results().print(text)
+        out.print(coloured(document["pieces"], marks=out.color_system is None))
 
 
 @app.command()
@@ -282,6 +292,17 @@ def pieces(tokenizer: Any, ids: list[int], spans: list[tuple[int, int]]) -> list
             text = tokenizer.decode(ids[begin:end], skip_special_tokens=False)
             pieces.append({"text": text, "supervised": number % 2 == 1})
     return pieces
+
+
+def coloured(parts: list[dict[str, Any]], *, marks: bool) -> "Text":
+    """Supervised pieces in green, or, with `marks`, in angle brackets."""
+    from rich.text import Text
+
+    text = Text()
+    for part in parts:
+        before, after = "⟨⟩" if marks and part["supervised"] else ("", "")
+        text.append(before + part["text"] + after, style="bold green" if part["supervised"] else "dim")
+    return text
 
 
 def _template(loaded: Any, options: dict[str, Any]) -> "ChatTemplate":

@@ -1,7 +1,8 @@
 """Answers from any OpenAI-compatible endpoint (chat completions over HTTP), several requests at a time.
 
 The endpoint returns text, so its conversations carry no token ids; packing tokenises them with the chat
-template. Requests that fail for a passing reason (connection, 429, 5xx) are tried again, later each time.
+template. Requests that fail for a passing reason (connection, 429, 5xx) are tried again, later each time. One
+that the endpoint refuses (too long for its context, say) is left out, and the others go on.
 """
 
 import json
@@ -10,12 +11,19 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from eyas.core.errors import DataError
 from eyas.core.sampling import SamplingParams
 from eyas.data.regenerate import Dialog
+
+REFUSED = (400, 413, 422)
+"""HTTP codes that speak of one request, not of the endpoint."""
+
+
+class _RefusedError(DataError):
+    """The endpoint does not take this request."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,10 +34,15 @@ class EndpointAnswerer:
     model: str
     api_key: str | None = None
     concurrency: int = 32
+    template_options: dict[str, Any] = field(default_factory=dict)
+    """For the endpoint's chat template; sent as chat_template_kwargs, as vLLM and SGLang read them."""
     timeout: float = 600.0
     retries: int = 4
     backoff: float = 1.0
     """Seconds before the first retry; doubles each time."""
+    num_refused: int = 0
+    refusal: str = ""
+    """What the endpoint said to the last request that it refused."""
 
     def __post_init__(self) -> None:
         for url in self.urls:
@@ -44,7 +57,7 @@ class EndpointAnswerer:
     def answer(
         self, dialogs: list[Dialog], params: list[SamplingParams]
     ) -> Iterator[tuple[int, str, str, int]]:
-        """Yield answers as they arrive."""
+        """Yield answers as they arrive; a request that is refused has no text and the reason "error"."""
         pool = ThreadPoolExecutor(self.concurrency)
         try:
             jobs = {
@@ -52,19 +65,25 @@ class EndpointAnswerer:
                 for i, (dialog, param) in enumerate(zip(dialogs, params, strict=True))
             }
             for job in as_completed(jobs):
-                text, reason, count = job.result()
+                try:
+                    text, reason, count = job.result()
+                except _RefusedError as error:
+                    self.num_refused, self.refusal = self.num_refused + 1, str(error)
+                    text, reason, count = "", "error", 0
                 yield jobs[job], text, reason, count
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _ask(self, url: str, dialog: Dialog, params: SamplingParams) -> tuple[str, str, int]:
-        body = {
+        body: dict[str, Any] = {
             "model": self.model,
             "messages": dialog.messages,
             "temperature": params.temperature,
             "max_tokens": params.max_tokens,
             "seed": params.seed,
         }
+        if self.template_options:
+            body["chat_template_kwargs"] = self.template_options
         reply = self._post(f"{url.rstrip('/')}/chat/completions", body)
         try:
             choice = reply["choices"][0]
@@ -92,6 +111,8 @@ class EndpointAnswerer:
                     return value
             except urllib.error.HTTPError as error:
                 problem = f"HTTP {error.code}: {error.read().decode(errors='replace')[:300]}"
+                if error.code in REFUSED:
+                    raise _RefusedError(f"{url}: {problem}") from None
                 if error.code != 429 and error.code < 500:
                     break
             except (OSError, ValueError) as error:

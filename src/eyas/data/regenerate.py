@@ -59,6 +59,11 @@ class Dialog:
     spans: list[Span] = field(default_factory=list)
     finish_reasons: list[str] = field(default_factory=list)
 
+    def drop_turn(self) -> None:
+        """Take back the last turn, which got no usable answer: what was said before it stays."""
+        del self.messages[-2:], self.finish_reasons[-1:], self.spans[-1:]
+        self.ids = self.ids[: self.spans[-1][1]] if self.spans else []
+
 
 class Answerer(Protocol):
     """Answers one turn of many dialogs, and grows them by what they need for the next turn."""
@@ -148,6 +153,10 @@ def regenerate(
                         dialog.messages.append({"role": "user", "content": dialog.prompt.turns[turn]})
                         active.append(dialog)
                     elif text.strip() and reason != "error":
+                        writer.add(dialog)
+                        finished += 1
+                    elif turn > 1:
+                        dialog.drop_turn()
                         writer.add(dialog)
                         finished += 1
                     else:

@@ -60,7 +60,10 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     if (folder / "model.safetensors").exists():
         paths = [folder / "model.safetensors"]
     elif index.exists():
-        paths = sorted({folder / Path(name).name for name in read_json(index)["weight_map"].values()})
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+            raise ModelFormatError(f"{index}: weight_map must give the file of each tensor")
+        paths = sorted({folder / Path(name).name for name in shards.values()})
     else:
         pickles = sorted(path.name for path in folder.glob("*.bin")) + sorted(
             p.name for p in folder.glob("*.pt")

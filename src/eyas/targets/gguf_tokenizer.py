@@ -2,7 +2,7 @@
 
 A GGUF file names its pre-tokenizer (`tokenizer.ggml.pre`) instead of storing it. It must be the original's:
 SmolLM cuts every digit apart, Llama 3 cuts groups of three, GPT-2 keeps numbers whole, and a model reads
-another split as other text. An unknown name is an error, not a guess.
+another split as other text. An unknown name, or none, is an error, not a guess.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,6 @@ _GPT2 = PreTokenizer()
 _QWEN2 = PreTokenizer(pattern=rf"{_WORDS}|\p{{N}}|{_REST}", nfc=True)
 _LLAMA3 = PreTokenizer(pattern=rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}", whole_words=True, add_bos=True)
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    "default": _GPT2,
     "gpt-2": _GPT2,
     "smollm": PreTokenizer(single_digits=True),
     "qwen2": _QWEN2,
@@ -45,6 +44,9 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
 }
+
+UNNAMED = {"qwen2": "qwen2", "qwen3": "qwen2"}
+"""Architectures all of whose models share one rule, so that old files may leave its name out."""
 
 # Values of tokenizer.ggml.token_type.
 _CONTROL, _USER_DEFINED = 3, 4
@@ -92,11 +94,14 @@ def tokenizer_from_gguf(file: GGUFFile) -> Any:
 
 def _byte_level(file: GGUFFile, tokens: list[str]) -> tuple[Tokenizer, bool]:
     """Byte-level BPE of the GPT-2 kind, and whether it starts texts with BOS by default."""
-    name = file.metadata.get("tokenizer.ggml.pre", "default")
-    rule = PRE_TOKENIZERS.get(name)
+    name = file.metadata.get("tokenizer.ggml.pre")
+    if name in {None, "default"}:
+        name = UNNAMED.get(str(file.metadata.get("general.architecture")), name)
+    rule = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
     if rule is None:
+        said = "is missing" if name is None else f"{name!r} is not supported"
         raise ModelFormatError(
-            f"{file.path}: tokenizer.ggml.pre {name!r} is not supported; supported are "
+            f"{file.path}: tokenizer.ggml.pre {said}, so how texts are cut is not known; supported are "
             f"{', '.join(PRE_TOKENIZERS)}. Load the original Hugging Face folder instead"
         )
     merges = [tuple(merge.split(" ", 1)) for merge in _required(file, "tokenizer.ggml.merges")]

@@ -174,9 +174,18 @@ def test_kill_9_loses_no_finished_shard(tmp_path, tokenizer):
 
 class Handler(BaseHTTPRequestHandler):
     fail = 2
+    seen = None
+    refuses = staticmethod(lambda body: False)
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.seen is not None:
+            self.seen.append(body)
+        if self.refuses(body):
+            self.send_response(400)
+            self.end_headers()
+            self.wfile.write(b"too long")
+            return
         if Handler.fail > 0:
             Handler.fail -= 1
             self.send_response(503)
@@ -223,6 +232,38 @@ def test_endpoint_answers_are_packed_through_the_template(tmp_path, tokenizer):
         )
 
 
+def test_refused_requests_are_left_out_and_earlier_turns_stay(tmp_path):
+    """p0, p3, p6, p9 have three turns, the others one: the last turn of p0 is refused, and all of p1."""
+
+    def refuses(body):
+        users = [m["content"] for m in body["messages"] if m["role"] == "user"]
+        return users == ["Say 0", "Again", "And again"] or users[0] == "Say 1"
+
+    bodies = []
+    handler = type("This", (Handler,), {"fail": 0, "seen": bodies, "refuses": staticmethod(refuses)})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        answerer = EndpointAnswerer(
+            urls=(f"http://127.0.0.1:{server.server_port}/v1",),
+            model="m",
+            template_options={"enable_thinking": False},
+        )
+        manifest = regenerate(PROMPTS, answerer, tmp_path, RegenerateConfig(), about={})
+    finally:
+        server.shutdown()
+        server.server_close()
+    got = records(tmp_path)
+    assert set(got) == {prompt.id for prompt in PROMPTS} - {"p1"}
+    assert [m["role"] for m in got["p0"]["messages"]] == ["user", "assistant"] * 2
+    assert got["p0"]["finish_reasons"] == ["stop", "stop"]
+    assert len(got["p3"]["finish_reasons"]) == 3
+    assert (manifest["num_skipped"], manifest["num_answers"]) == (1, 18)
+    assert answerer.num_refused == 2
+    assert "HTTP 400: too long" in answerer.refusal
+    assert all(body["chat_template_kwargs"] == {"enable_thinking": False} for body in bodies)
+
+
 def config_params():
     from eyas.core.sampling import SamplingParams
 
@@ -250,6 +291,26 @@ def test_requests_that_fail_give_no_training_data(tmp_path, tokenizer):
     assert manifest["num_skipped"] >= 1
     assert "p1" not in records(tmp_path)
     assert all("error" not in record["finish_reasons"] for record in records(tmp_path).values())
+
+
+@pytest.mark.parametrize("reason", ["error", "stop"])
+def test_a_later_turn_that_fails_leaves_the_earlier_ones(reason, tmp_path, tokenizer):
+    """The second turn of p0 ends in an error, or with nothing but its end token."""
+    log = []
+
+    def generate(prompts, params):
+        for index, ids, usual in echo(tokenizer, log=log)(prompts, params):
+            fails = len(log) == 2
+            yield index, [END] if fails else ids, reason if fails else usual
+
+    run(tmp_path, tokenizer, generate, prompts=[PROMPTS[0]])
+    record = records(tmp_path)["p0"]
+    assert [m["content"] for m in record["messages"]][:1] == ["Say 0"]
+    assert len(record["messages"]) == 2
+    assert record["finish_reasons"] == ["stop"]
+    ((begin, end),) = record["spans"]
+    assert record["token_ids"][:begin] == list(log[0][0])
+    assert len(record["token_ids"]) == end
 
 
 def test_shards_and_folders_that_are_none(tmp_path, tokenizer):

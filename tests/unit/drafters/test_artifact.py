@@ -313,6 +313,26 @@ def test_files_that_are_not_a_head(saved):
         load_head(folder, TARGET, model.embed_weight)
 
 
+def test_shards_and_what_is_wrong_with_them(saved):
+    model, folder = saved
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    files = {name: f"part-{i % 2}.safetensors" for i, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in names if files[name] == file}, folder / file)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": files}))
+    assert_same_weights(load_head(folder, TARGET, model.embed_weight).model, model)
+    (folder / "part-1.safetensors").unlink()
+    with pytest.raises(ModelFormatError, match=r"part-1\.safetensors cannot be read"):
+        load_head(folder, TARGET, model.embed_weight)
+    for wrong in ({}, {"weight_map": ["part-0.safetensors"]}, {"weight_map": {"fc.weight": 3}}):
+        index.write_text(json.dumps(wrong))
+        with pytest.raises(ModelFormatError, match=r"index\.json: weight_map must give the file"):
+            load_head(folder, TARGET, model.embed_weight)
+
+
 def test_peagle_needs_its_mask(tmp_path):
     model, vocab_map = drafter_rounds.head("peagle")
     save_head(tmp_path, model, vocab_map, meta={})
