@@ -22,11 +22,11 @@ TYPES = {
 SCALARS = {"scale": "fp32", "eps": "fp32"}
 HEADS = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "BLOCK_D": 128}
 SMALL = {"NUM_HEADS": 14, "NUM_KV_HEADS": 2, "HEAD_DIM": 64, "BLOCK_D": 64}
-TILE = {"CHUNK": 256, "STATE": 64, "BLOCK_M": 32, "UNIFORM": True, "PDL": True}
+TILE = {"CHUNK": 256, "STATE": 64, "BLOCK_M": 32, "UNIFORM": True, "PDL": 1}
 TILE |= {"HAS_WINDOW": False, "HAS_TREE": False, "HAS_SINKS": False}
 ALL = {"HAS_WINDOW": True, "HAS_TREE": True, "HAS_SINKS": True}
 WAYS = {"PAGE_SIZE": 16, "BLOCK_N": 64, "BLOCK_R": 1, "ROTATE": False, "SPLIT": True}
-WAYS |= TILE | {"EXACT": False, "PREFETCH": True}
+WAYS |= TILE | {"EXACT": False, "PREFETCH": True, "ASK_EARLY": True}
 WALK = {"SPLIT": False, "STATE": 256, "UNIFORM": False}
 
 CASES = {
@@ -42,11 +42,11 @@ CASES = {
     "second pass": (attention.fold_kernel, HEADS | TILE | ALL),
     "rotation of normed heads": (
         rotary._rotate_and_cache_kernel,
-        SMALL | {"HAS_NORM": True, "BLOCK_HEADS": 16, "BLOCK_KV": 2, "PDL": True},
+        SMALL | {"HAS_NORM": True, "BLOCK_HEADS": 16, "BLOCK_KV": 2, "PDL": 1},
     ),
     "chain rows": (rows._rows_kernel, {"HAS_TREE": False, "BLOCK": 128}),
     "tree rows": (rows._rows_kernel, {"HAS_TREE": True, "BLOCK": 128}),
-    "norm": (norm._rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096, "PDL": True}),
+    "norm": (norm._rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096, "PDL": 1}),
 }
 
 
@@ -87,6 +87,26 @@ def test_compiles_and_fits(name):
         # Rounding is spelt out: nothing else may contract a product and a sum.
         assert not compiled.metadata.enable_fp_fusion
         assert not lost(compiled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize(
+    "name", ["walk", "a program a chunk", "rotated", "second pass", "norm", "rotation of normed heads"]
+)
+def test_a_kernel_waits_before_it_reads_and_lets_the_next_one_in(name, early):
+    kernel, constants = CASES[name]
+    if kernel is attention.attention_kernel:
+        constants = constants | {"ASK_EARLY": early}
+    ptx = _compile(kernel, constants | {"PDL": 2 if early else 1}, 3).asm["ptx"]
+    start, wait = ptx.index("griddepcontrol.launch_dependents"), ptx.index("griddepcontrol.wait")
+    assert (start < wait) == early
+    # Before it waits a kernel reads weights (of a norm) or pages that are only asked for; it writes nothing.
+    allowed = {"norm": 8}.get(name, 0) if kernel is not attention.attention_kernel else 4 * early
+    assert ptx[:wait].count("ld.global") <= allowed
+    assert "st.global" not in ptx[:wait]
+    assert ("prefetch.global.L2" in ptx[:wait]) == (early and kernel is attention.attention_kernel)
+    assert "st.global" in ptx[max(start, wait) :]
 
 
 @pytest.mark.slow

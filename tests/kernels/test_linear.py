@@ -351,7 +351,7 @@ def test_a_gated_row_has_the_same_bits_in_any_batch(name, normed):
 
 
 @pytest.mark.parametrize("rows", [8, 64, 512])
-@pytest.mark.parametrize("options", ["pdl", "copy engine"])
+@pytest.mark.parametrize("options", ["late", "early", "auto", "copy engine"])
 @ON_GPU_ONLY
 @pytest.mark.gpu
 def test_options_that_only_change_speed(options, rows):
@@ -362,7 +362,7 @@ def test_options_that_only_change_speed(options, rows):
     tiles = tiling(4096, 4096, rows)
     results = []
     for on in (False, True):
-        with use_pdl(on=on and options == "pdl"):
+        with use_pdl(options if on and options != "copy engine" else "off"):
             stream = x
             # Each product reads the one before it: a kernel that starts too early reads too early.
             for _ in range(6):

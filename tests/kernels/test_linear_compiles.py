@@ -11,6 +11,7 @@ from eyas.kernels.triton import linear_kernels
 from eyas.kernels.triton.linear_parts import parts_kernel
 from eyas.kernels.triton.linear_short import short_kernel
 from eyas.kernels.triton.linear_tiling import WIDE, tiling
+from eyas.kernels.triton.pdl import EARLY, LATE
 
 triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -39,6 +40,16 @@ LOOPS = [
     *(("head", 49152, 576, rows) for rows in (8, 64, 512)),
     ("gated", 4864, 896, 512),
     ("linear", 896, 4864, 8),
+]
+WAITING = [
+    (*loop, pdl)
+    for loop in (
+        ("gated", 14336, 4096, 8),
+        ("linear", 4096, 4096, 8),
+        ("linear", 6144, 4096, 512),
+        ("head", 128256, 4096, 8),
+    )
+    for pdl in (LATE.value, EARLY.value)
 ]
 
 
@@ -71,7 +82,7 @@ def _stack_bytes(compiled, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pdl", [False, True])
+@pytest.mark.parametrize("pdl", [0, 1, 2])
 @pytest.mark.parametrize(("kind", "out", "size", "rows"), SHORT)
 def test_a_short_product_asks_for_everything_before_it_waits(kind, out, size, rows, pdl, tmp_path):
     tiles = tiling(out, size, rows, gated=kind == "gated")
@@ -91,13 +102,18 @@ def test_a_short_product_asks_for_everything_before_it_waits(kind, out, size, ro
     assert "st.shared" not in ptx[:first_wait]
     assert set(re.findall(r"\S*mma\S*sync\S*", ptx)) == {INSTRUCTION}
     if pdl:
-        # The next kernel may start, weights are on their way, and only then the one before is waited for.
+        # Weights are on their way, and only then the kernel before is waited for. The next one may start
+        # first of all, or when only results are to be written.
         start, wait = ptx.index("griddepcontrol.launch_dependents"), ptx.index("griddepcontrol.wait")
-        assert start < ptx.index("ld.global") < wait < ptx.rindex("ld.global")
+        assert ptx.index("ld.global") < wait < ptx.rindex("ld.global")
+        if pdl == EARLY.value:
+            assert start < ptx.index("ld.global")
+        else:
+            assert ptx.rindex("mma.sync") < start < ptx.index("st.global")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pdl", [False, True])
+@pytest.mark.parametrize("pdl", [0, 1, 2])
 @pytest.mark.parametrize(("kind", "out", "size", "rows"), PARTS)
 def test_parts_one_after_another_use_the_instruction_of_parts_side_by_side(
     kind, out, size, rows, pdl, tmp_path
@@ -106,7 +122,7 @@ def test_parts_one_after_another_use_the_instruction_of_parts_side_by_side(
     assert not tiles.parallel
     constants = {"OUT": out, "K": size, "BLOCK_OUT": tiles.block_out, "BLOCK_ROWS": tiles.block_rows}
     constants |= {"PARTS": tiles.parts, "GATED": kind == "gated", "ORDERED": True}
-    constants |= {"PDL": pdl, "PREFETCH": 16 if pdl else 0}
+    constants |= {"PDL": pdl, "PREFETCH": 16 if pdl == EARLY.value else 0}
     absent = ["bias_ptr", *([] if kind == "linear" else ["residual_ptr"])]
     compiled = _compile(parts_kernel, constants, tiles, absent)
     assert _stack_bytes(compiled, tmp_path) == 0
@@ -117,7 +133,12 @@ def test_parts_one_after_another_use_the_instruction_of_parts_side_by_side(
     assert set(re.findall(r"\S*mma\S*sync\S*", ptx)) == {INSTRUCTION}
     if pdl:
         start, wait = ptx.index("griddepcontrol.launch_dependents"), ptx.index("griddepcontrol.wait")
-        assert start < ptx.index("prefetch.global.L2") < wait < ptx.index("cp.async")
+        assert wait < ptx.index("cp.async")
+        if pdl == EARLY.value:
+            assert start < ptx.index("prefetch.global.L2") < wait
+        else:
+            assert "prefetch" not in ptx
+            assert ptx.rindex("mma.sync") < start < ptx.index("st.global")
 
 
 @pytest.mark.slow
@@ -125,7 +146,7 @@ def test_a_part_of_one_product_is_not_folded_into_the_sum():
     """K 512 in 4 parts is one product a part; the sum over parts must add it, not start it from the total."""
     tiles = tiling(960, 512, 64)
     constants = {"OUT": 960, "K": 512, "BLOCK_OUT": tiles.block_out, "BLOCK_ROWS": tiles.block_rows}
-    constants |= {"PARTS": tiles.parts, "GATED": False, "PDL": False, "PREFETCH": 0}
+    constants |= {"PARTS": tiles.parts, "GATED": False, "PDL": 0, "PREFETCH": 0}
     added = []
     for ordered in (False, True):
         compiled = _compile(
@@ -136,12 +157,13 @@ def test_a_part_of_one_product_is_not_folded_into_the_sum():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "out", "size", "rows"), LOOPS)
-def test_a_looped_product_fits_and_uses_its_instruction(kind, out, size, rows, tmp_path):
+@pytest.mark.parametrize(("kind", "out", "size", "rows", "pdl"), [*((*loop, 0) for loop in LOOPS), *WAITING])
+def test_a_looped_product_fits_and_uses_its_instruction(kind, out, size, rows, pdl, tmp_path):
     tiles = tiling(out, size, rows, gated=kind == "gated", head=kind == "head")
     assert not tiles.parts
     constants = {"OUT": out, "K": size, "BLOCK_OUT": tiles.block_out, "BLOCK_ROWS": tiles.block_rows}
-    constants |= {"BLOCK_K": tiles.block_k, "TMA": tiles.tma, "PDL": False, "PREFETCH": 0}
+    constants |= {"BLOCK_K": tiles.block_k, "TMA": tiles.tma, "PDL": pdl}
+    constants["PREFETCH"] = 0 if tiles.tma or pdl != EARLY.value else 16
     kernel, absent = linear_kernels.max_kernel, []
     if kind != "head":
         kernel, absent = linear_kernels.linear_kernel, ["bias_ptr"]
@@ -157,3 +179,9 @@ def test_a_looped_product_fits_and_uses_its_instruction(kind, out, size, rows, t
     # One kind of instruction for a weight, whatever the rows: the other one adds in another order.
     assert ("wgmma" in compiled.asm["ptx"]) == (tiles.block_out >= WIDE)
     assert ("mma.sync" in compiled.asm["ptx"]) == (tiles.block_out < WIDE)
+    if pdl:
+        ptx = compiled.asm["ptx"]
+        start, wait = ptx.index("griddepcontrol.launch_dependents"), ptx.index("griddepcontrol.wait")
+        assert wait < ptx.index("cp.async")
+        assert "st.global" not in ptx[: max(start, wait)]
+        assert start < wait if pdl == EARLY.value else ptx.rindex("wgmma.mma_async") < start

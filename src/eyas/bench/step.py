@@ -1,4 +1,4 @@
-"""`eyas bench step`: one decode step, plainly and with a drafter, against what the device allows.
+"""`eyas bench step`: one decode step, plainly and with drafters, against what the device allows.
 
 Three clocks, run one after another in every round so that what slows the machine slows all of them:
 
@@ -7,81 +7,43 @@ Three clocks, run one after another in every round so that what slows the machin
     device   the whole step in one graph
     loop     the engine's own loop (step_loop): the difference to `device` is where the GPU waited
 
-On the CPU the same runs without graphs. Figures are medians over rounds.
+On the CPU the same runs without graphs. Figures are medians over rounds. Kernels may be compiled
+before by other processes (step_warm).
 """
 
 import gc
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
+from typing import Any
 
 import torch
 
 from eyas.bench.floor import Ceilings, floor_ms
-from eyas.bench.step_ceilings import CeilingSizes, measure_ceilings
-from eyas.bench.step_clock import Stopwatch
+from eyas.bench.step_ceilings import measure_ceilings
 from eyas.bench.step_floor import draft_work, logits_work, target_work
-from eyas.bench.step_loop import StepLoop
+from eyas.bench.step_method import Method, MethodResult, StepOptions
 from eyas.bench.step_models import DrafterSource, open_drafter, open_target
-from eyas.bench.step_profile import Profile, profile
-from eyas.bench.step_rig import PHASES, StepRig, make_rig
+from eyas.bench.step_profile import profile
+from eyas.bench.step_warm import jobs_of, warm
 from eyas.core.errors import ConfigError
 from eyas.core.tree import TreeBudget
 from eyas.drafters.base import Drafter
-from eyas.kernels.settings import settings, use_invariant, use_pdl
 from eyas.targets.base import Target
 
 Advance = Callable[[int, int, str], None]
 """Called with (rounds done, rounds in all, what is being timed)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOptions:
-    """What is timed; `acceptance` is the mean of tokens a step, bonus included, None for what comes."""
-
-    num_draft_tokens: int = 7
-    tree: str | None = None
-    batch_sizes: tuple[int, ...] = (1, 8, 64)
-    context: int = 1024
-    acceptance: float | None = None
-    num_steps: int = 32
-    repeats: int = 5
-    ceiling_sizes: CeilingSizes | None = None
-    invariant: bool = True
-    """Kernels that give a row the same bits in every batch (kernels/settings)."""
-    pdl: bool | None = None
-    """Programmatic dependent launch; None for the kernels' own default."""
-
-
-@dataclass(slots=True)
-class MethodTimes:
-    """Milliseconds of one method at one batch size, a value a round."""
-
-    phases: list[list[float]] = field(default_factory=list)
-    """One list for each round, in the order of PHASES."""
-    logits: list[float] = field(default_factory=list)
-    device: list[float] = field(default_factory=list)
-    loop: list[float] = field(default_factory=list)
-    tokens_per_step: list[float] = field(default_factory=list)
-
-    def phase_ms(self, phase: str) -> float:
-        """Median of one phase."""
-        return median(times[PHASES.index(phase)] for times in self.phases)
-
-
 @dataclass(frozen=True, slots=True)
-class MethodResult:
-    """One method at one batch size. The floor of a phase is None where it is not known (small models)."""
+class Contender:
+    """Plain decoding, or one drafter."""
 
-    batch: int
-    method: str
-    """"plain" or "draft"."""
-    times: MethodTimes
-    floors: dict[str, float | None]
-    launches: dict[str, int]
-    """By phase; empty on the CPU."""
-    profile: Profile | None
-    """Of the whole step in one graph."""
+    source: DrafterSource | None
+    make: Callable[[], Drafter | None]
+    drafter: Drafter | None
+    """One that runs nothing, for its shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,118 +51,94 @@ class StepResult:
     """Everything that was measured."""
 
     target: Target
-    source: DrafterSource
-    drafter: Drafter | None
+    contenders: list[Contender]
     options: StepOptions
+    warmed: dict[str, Any] | None
     ceilings: Ceilings
     ceiling_samples: list[dict[str, float]]
     results: list[MethodResult]
 
 
-class _Method:
-    """One method's rig, clocks and engine at one batch size."""
-
-    def __init__(
-        self, target: Target, make: Callable[[], Drafter | None], batch: int, options: StepOptions
-    ) -> None:
-        shared = {"batch": batch, "context": options.context, "acceptance": options.acceptance}
-        self.rig: StepRig = make_rig(target, make(), **shared)  # type: ignore[arg-type]
-        self.phases = Stopwatch(self.rig.phases(), target.device, restore=self.rig.restore)
-        self.logits = Stopwatch([self.rig.logits], target.device)
-        self.whole = Stopwatch([self.rig.step], target.device, restore=self.rig.restore)
-        self.loop = StepLoop(target, make(), num_steps=options.num_steps, **shared)  # type: ignore[arg-type]
-        self.times = MethodTimes()
-
-    def round(self, *, keep: bool) -> None:
-        """Run every clock once."""
-        phases, logits = self.phases.round(), self.logits.round()[0]
-        device, loop = self.whole.round()[0], self.loop.run()
-        if keep:
-            self.times.phases.append(phases)
-            self.times.logits.append(logits)
-            self.times.device.append(device)
-            self.times.loop.append(loop.step_ms)
-            self.times.tokens_per_step.append(loop.tokens_per_step)
-
-    def profiles(self) -> tuple[dict[str, int], Profile | None]:
-        """Launches of each phase, and the profile of the whole; nothing on the CPU."""
-        if self.rig.state.device.type != "cuda":
-            return {}, None
-        self.rig.restore()
-        launches = {
-            phase: profile(graph.replay).launches
-            for phase, graph in zip(PHASES, self.phases.graphs, strict=True)
-        }
-        self.rig.restore()
-        return launches, profile(self.whole.graphs[0].replay)
-
-
 def bench_step(
     target_spec: str,
-    drafter_spec: str,
+    drafter_specs: Sequence[str],
     options: StepOptions,
     *,
     device: torch.device | str,
     dtype: torch.dtype | None,
     advance: Advance = lambda *_: None,
+    done: Callable[[StepResult], None] = lambda _: None,
 ) -> StepResult:
-    """Measure ceilings, then every batch size, plainly and (unless the drafter is "none") with drafts."""
-    pdl = settings.pdl if options.pdl is None else options.pdl
-    with use_invariant(options.invariant), use_pdl(pdl):
-        return _bench_step(target_spec, drafter_spec, options, device, dtype, advance)
+    """Measure ceilings, then every batch size, plainly and with every drafter ("none" is no drafter).
+
+    `done` gets the results of each batch size as soon as there are any.
+    """
+    with options.kernels():
+        return _bench_step(target_spec, drafter_specs, options, device, dtype, advance, done)
 
 
 def _bench_step(
     target_spec: str,
-    drafter_spec: str,
+    drafter_specs: Sequence[str],
     options: StepOptions,
     device: torch.device | str,
     dtype: torch.dtype | None,
     advance: Advance,
+    done: Callable[[StepResult], None],
 ) -> StepResult:
     tree = TreeBudget.parse(options.tree) if options.tree else None
     if not options.batch_sizes:
         raise ConfigError("batch_sizes needs at least one value")
     if options.acceptance is not None and not options.acceptance >= 1.0:
         raise ConfigError(f"acceptance={options.acceptance}: a step commits at least 1 token")
+    specs = [spec for spec in dict.fromkeys(drafter_specs) if spec not in ("", "none")]
+    warmed = None
+    if options.warm:
+        advance(0, 1, f"compiling in {options.warm} processes")
+        warmed = warm(jobs_of(target_spec, specs, options, device, dtype), options.warm)
     target = open_target(target_spec, device=device, dtype=dtype)
     # Before the ceilings, which take half a minute.
-    source = open_drafter(drafter_spec, target)
+    k = None if tree is not None else options.num_draft_tokens
+    sources = [open_drafter(spec, target) for spec in specs]
+    contenders = [Contender(None, lambda: None, None)]
+    contenders += [Contender(one, partial(one.make, k, tree), one.make(k, tree)) for one in sources]
     advance(0, 1, "ceilings")
     if target.device.type == "cuda":
         profile()
     ceilings, samples = measure_ceilings(target.device, target.dtype, options.ceiling_sizes)
-    k = None if tree is not None else options.num_draft_tokens
-    names: list[tuple[str, Callable[[], Drafter | None]]] = [("plain", lambda: None)]
-    drafter = None
-    if drafter_spec not in ("", "none"):
-        drafter = source.make(k, tree)
-        names.append(("draft", lambda: source.make(k, tree)))
-    results = []
-    total, done = len(options.batch_sizes) * (options.repeats + 1), 0
+    whole = StepResult(target, contenders, options, warmed, ceilings, samples, [])
+    total, rounds = len(options.batch_sizes) * (options.repeats + 1), 0
     for batch in options.batch_sizes:
-        methods = {name: _Method(target, make, batch, options) for name, make in names}
+        methods = [Method(target, contender.make, batch, options) for contender in contenders]
         for turn in range(options.repeats + 1):
-            for method in methods.values():
+            for method in methods:
                 method.round(keep=turn > 0)
-            done += 1
-            advance(done, total, f"batch {batch}")
-        for name, method in methods.items():
-            launches, whole = method.profiles()
-            own = drafter if name == "draft" else None
-            accepted = median(method.times.tokens_per_step)
-            floors = _floors(target, source, own, batch, accepted, options.context, ceilings)
-            results.append(MethodResult(batch, name, method.times, floors, launches, whole))
+            rounds += 1
+            advance(rounds, total, f"batch {batch}")
+        part = replace(whole, results=[])
+        for contender, method in zip(contenders, methods, strict=True):
+            part.results.append(_result(whole, contender, method, batch))
+        whole.results.extend(part.results)
+        done(part)
         del methods, method
         if target.device.type == "cuda":
             gc.collect()  # engines and their graphs hold each other
             torch.cuda.empty_cache()
-    return StepResult(target, source, drafter, options, ceilings, samples, results)
+    return whole
+
+
+def _result(whole: StepResult, contender: Contender, method: Method, batch: int) -> MethodResult:
+    launches, profiled = method.profiles()
+    accepted = median(method.times.tokens_per_step)
+    source, context = contender.source, whole.options.context
+    floors = _floors(whole.target, source, contender.drafter, batch, accepted, context, whole.ceilings)
+    name, spec = ("plain", None) if source is None else ("draft", source.spec)
+    return MethodResult(batch, name, spec, method.times, floors, launches, profiled)
 
 
 def _floors(
     target: Target,
-    source: DrafterSource,
+    source: DrafterSource | None,
     drafter: Drafter | None,
     batch: int,
     accepted: float,
@@ -213,7 +151,7 @@ def _floors(
     verify = target_work(target.config, num_requests=batch, rows=rows, context=context, itemsize=size)
     logits = logits_work(target.config, num_requests=batch, rows=rows, itemsize=size)
     draft: float | None = 0.0
-    if drafter is not None and source.head is not None:
+    if drafter is not None and source is not None and source.head is not None:
         work = draft_work(
             source.head.config,
             drafter.tree,

@@ -4,8 +4,10 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from eyas.bench.step import MethodResult, StepResult
+from eyas.bench.step import StepResult
+from eyas.bench.step_method import MethodResult
 from eyas.bench.step_rig import PHASES
+from eyas.kernels.settings import settings
 
 SCHEMA = "eyas.bench-step/1"
 FORWARDS = ("verify", "draft")
@@ -14,13 +16,16 @@ FORWARDS = ("verify", "draft")
 
 def step_document(result: StepResult, provenance: dict[str, Any]) -> dict[str, Any]:
     """Plain JSON values: what ran, ceilings, and each method at each batch size."""
-    options, drafter = result.options, result.drafter
+    options = result.options
+    drafted = [one for one in result.contenders if one.source is not None and one.drafter is not None]
+    first = drafted[0] if drafted else None
     return {
         "schema": SCHEMA,
         "setup": {
             "target": result.target.identity.name,
-            "drafter": None if drafter is None else result.source.spec,
-            "num_draft_tokens": 0 if drafter is None else drafter.num_draft_tokens,
+            "drafter": first.source.spec if first and first.source else None,
+            "drafters": [one.source.spec for one in drafted if one.source],
+            "num_draft_tokens": first.drafter.num_draft_tokens if first and first.drafter else 0,
             "tree": options.tree,
             "device": str(result.target.device),
             "dtype": str(result.target.dtype).removeprefix("torch."),
@@ -29,8 +34,9 @@ def step_document(result: StepResult, provenance: dict[str, Any]) -> dict[str, A
             "num_steps": options.num_steps,
             "repeats": options.repeats,
             "invariant": options.invariant,
-            "pdl": options.pdl,
+            "pdl": options.pdl or settings.pdl,
         },
+        "warm": result.warmed,
         "ceilings": asdict(result.ceilings) | {"samples": result.ceiling_samples},
         "results": [_method(one) for one in result.results],
         "provenance": provenance,
@@ -49,6 +55,7 @@ def _method(one: MethodResult) -> dict[str, Any]:
     return {
         "batch": one.batch,
         "method": one.method,
+        "drafter": one.drafter,
         "phases": [
             {
                 "phase": phase,

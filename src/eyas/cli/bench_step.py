@@ -1,6 +1,7 @@
 """`eyas bench step`: one decode step, phase by phase, against its floor."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -17,8 +18,12 @@ def step(
         ),
     ],
     drafter: Annotated[
-        str, typer.Option(help="shape:eagle3, shape:peagle-4 (4 layers), a head folder, or none.")
-    ] = "none",
+        list[str],
+        typer.Option(
+            default_factory=lambda: ["none"],
+            help="shape:eagle3, shape:peagle-4 (4 layers), a head folder, or none. May be given several times.",
+        ),
+    ],
     k: Annotated[int, typer.Option("--num-draft-tokens", "-k", min=1, help="K of the chain.")] = 7,
     tree: Annotated[str, typer.Option(help="DEPTHxTOP_KxNODES instead of a chain.")] = "",
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas between.")] = "1,8,64",
@@ -33,18 +38,26 @@ def step(
         bool, typer.Option(help="Kernels whose results do not depend on the batch (CUDA).")
     ] = True,
     pdl: Annotated[
-        bool | None, typer.Option(help="Programmatic dependent launch (CUDA); the default unless given.")
+        Literal["off", "late", "early", "auto"] | None,
+        typer.Option(help="Programmatic dependent launch (CUDA): when the next kernel may start."),
     ] = None,
+    warm: Annotated[
+        int, typer.Option(min=0, help="Compile kernels in this many processes first (CUDA); 0: as they come.")
+    ] = 0,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="float32 on CPU and bfloat16 on CUDA unless given.")
     ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Append a line of JSON to this file after each batch size.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Time one decode step, phase by phase, against what reading the weights takes on this device."""
-    from eyas.bench.records import provenance
-    from eyas.bench.step import StepOptions, bench_step
+    from eyas.bench.records import append_record, check_record, provenance
+    from eyas.bench.step import StepResult, bench_step
     from eyas.bench.step_document import step_document
+    from eyas.bench.step_method import StepOptions
     from eyas.cli.bench_step_view import show
 
     options = StepOptions(
@@ -57,16 +70,23 @@ def step(
         repeats=repeats,
         invariant=invariant,
         pdl=pdl,
+        warm=warm,
     )
+    if record is not None:
+        check_record(record)
+
+    def done(part: StepResult) -> None:
+        if record is not None:
+            append_record(record, step_document(part, provenance()))
+
     with console.progress() as bar:
         task = bar.add_task("starting", total=None)
 
         def advance(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=what)
 
-        result = bench_step(
-            target, drafter, options, **console.device_and_dtype(device, dtype), advance=advance
-        )
+        where: dict[str, Any] = console.device_and_dtype(device, dtype)
+        result = bench_step(target, drafter, options, **where, advance=advance, done=done)
     document = step_document(result, provenance())
     if as_json:
         console.print_json(document)

@@ -13,7 +13,7 @@ def show(console: "Console", document: dict[str, Any]) -> None:
     drafter = "no drafter"
     if setup["drafter"]:
         shape = f"tree {setup['tree']}" if setup["tree"] else f"K = {setup['num_draft_tokens']}"
-        drafter = f"{setup['drafter']}, {shape}"
+        drafter = f"{', '.join(setup['drafters'])}, {shape}"
     machine = document["provenance"]["machine"]
     place = machine["gpus"][0] if setup["device"].startswith("cuda") else machine["cpu"]
     forced = "" if setup["acceptance"] is None else f", {setup['acceptance']:g} tokens a step forced"
@@ -37,7 +37,7 @@ def _phases(results: list[dict[str, Any]]) -> "Table":
                 continue
             table.add_row(
                 str(row["batch"]),
-                row["method"],
+                _method(row),
                 phase["phase"],
                 _number(phase["ms"], 3),
                 _number(phase["floor_ms"] or None, 3),
@@ -65,7 +65,7 @@ def _steps(results: list[dict[str, Any]]) -> "Table":
         step = row["step"]
         table.add_row(
             str(row["batch"]),
-            row["method"],
+            _method(row),
             _number(step["device_ms"], 3),
             _number(step["loop_ms"], 3),
             _number(step["floor_ms"], 3),
@@ -87,6 +87,10 @@ def _table(*columns: str) -> "Table":
     for column in columns:
         table.add_column(column, justify="left" if column in ("method", "phase") else "right", no_wrap=True)
     return table
+
+
+def _method(row: dict[str, Any]) -> str:
+    return str(row["drafter"] or row["method"])
 
 
 def _number(value: float | None, digits: int) -> str:

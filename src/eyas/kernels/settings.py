@@ -6,6 +6,10 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+Pdl = Literal["off", "late", "early", "auto"]
+PDL: tuple[Pdl, ...] = get_args(Pdl)
 
 
 @dataclass(slots=True)
@@ -14,15 +18,17 @@ class Settings:
 
     invariant: bool = True
     """Give a row the same bits whatever other rows are with it."""
-    pdl: bool = False
-    """Programmatic dependent launch: kernels start, and fetch weights, while the one before them ends."""
+    pdl: Pdl = "off"
+    """Programmatic dependent launch: a kernel may start before the one before it has ended, and waits for it
+    inside. late: once that one has only its results to write. early: at once, and asks for its weights
+    meanwhile. auto: after small kernels at once, after large ones late, and asks for what it reads first."""
 
 
 settings = Settings()
 
 
 @contextmanager
-def _set(name: str, value: bool) -> Iterator[None]:
+def _set(name: str, value: Any) -> Iterator[None]:
     before = getattr(settings, name)
     setattr(settings, name, value)
     try:
@@ -36,6 +42,8 @@ def use_invariant(on: bool) -> AbstractContextManager[None]:
     return _set("invariant", on)
 
 
-def use_pdl(on: bool) -> AbstractContextManager[None]:
-    """Switch programmatic dependent launch inside the block."""
-    return _set("pdl", on)
+def use_pdl(choice: Pdl) -> AbstractContextManager[None]:
+    """Choose programmatic dependent launch inside the block."""
+    if choice not in PDL:
+        raise ValueError(f"pdl={choice!r}: one of {', '.join(PDL)}")
+    return _set("pdl", choice)

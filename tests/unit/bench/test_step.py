@@ -2,21 +2,27 @@
 
 import json
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from eyas.bench.step import StepOptions, bench_step
+from eyas.bench import step_ceilings
+from eyas.bench.step import bench_step
 from eyas.bench.step_ceilings import CeilingSizes
 from eyas.bench.step_clock import Stopwatch
 from eyas.bench.step_document import SCHEMA, step_document
 from eyas.bench.step_loop import StepLoop
+from eyas.bench.step_method import StepOptions
 from eyas.bench.step_models import open_drafter, open_target
 from eyas.bench.step_profile import busy, summarize
 from eyas.bench.step_rig import PHASES, make_rig
+from eyas.bench.step_warm import Job, jobs_of, run, warm
 from eyas.cli.main import main
 from eyas.core.errors import ConfigError
 from eyas.core.tree import TreeBudget
+from eyas.targets import shapes
 
 TINY = CeilingSizes(read_out=64, read_in=64, square=32)
 
@@ -100,7 +106,7 @@ def run_tiny(drafter, **changes):
     )
     seen = []
     result = bench_step(
-        "shape:tiny", drafter, options, device="cpu", dtype=None, advance=lambda *step: seen.append(step)
+        "shape:tiny", [drafter], options, device="cpu", dtype=None, advance=lambda *step: seen.append(step)
     )
     assert seen[-1][0] == seen[-1][1]
     return step_document(result, {"commit": None})
@@ -128,6 +134,68 @@ def test_document():
     assert document["ceilings"]["read_bytes_per_second"] > 0
 
 
+def test_several_drafters_over_one_target_are_recorded_batch_by_batch(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(step_ceilings, "CPU_SIZES", TINY)
+    lines = tmp_path / "new" / "steps.jsonl"
+    words = ["--target", "shape:tiny", "--drafter", "shape:peagle-2", "--drafter", "shape:eagle3", "-k", "2"]
+    words += [
+        "--batch",
+        "2,1",
+        "--context",
+        "16",
+        "--steps",
+        "2",
+        "--repeats",
+        "1",
+        "--device",
+        "cpu",
+        "--json",
+    ]
+    words += ["--pdl", "late", "--record", str(lines)]
+    with pytest.raises(SystemExit, match="0"):
+        main(["bench", "step", *words])
+    document = json.loads(capsys.readouterr().out)
+    parts = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [part["setup"] for part in parts] == [document["setup"]] * 2
+    assert document["setup"]["drafters"] == ["shape:peagle-2", "shape:eagle3"]
+    assert document["setup"]["pdl"] == "late"
+    assert [row for part in parts for row in part["results"]] == document["results"]
+    drafters = [None, "shape:peagle-2", "shape:eagle3"]
+    assert [[row["drafter"] for row in part["results"]] for part in parts] == [drafters] * 2
+    assert [{row["batch"] for row in part["results"]} for part in parts] == [{2}, {1}]
+    # A round of drafting by a head costs a floor of its own.
+    floors = [row["step"]["floor_ms"] for row in document["results"]]
+    assert len(set(floors)) == 6
+
+
+def test_jobs_that_compile_first_run_and_say_what_failed():
+    options = StepOptions(num_draft_tokens=2, batch_sizes=(1, 2), context=24, num_steps=2, repeats=1)
+    jobs = jobs_of("shape:tiny", ["shape:eagle3"], options, "cpu", None)
+    assert [(job.drafter, job.batch) for job in jobs] == [
+        ("shape:eagle3", 2),
+        ("", 2),
+        ("shape:eagle3", 1),
+        ("", 1),
+    ]
+    warmed = warm([jobs[0], replace(jobs[1], drafter="shape:nope")], 1)
+    assert warmed["processes"] == 1
+    assert warmed["seconds"] > 0
+    (failed,) = warmed["failed"]
+    assert "shape:nope batch 2" in failed
+
+
+def test_a_job_has_few_layers_and_all_else_of_the_shape(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "eyas.bench.step_warm.Method",
+        lambda target, *_: seen.append(target.config) or SimpleNamespace(round=lambda **_: None),
+    )
+    monkeypatch.setitem(shapes.SHAPES, "deep", replace(shapes.SHAPES["tiny"], num_layers=9))
+    options = StepOptions(context=24)
+    run(Job("shape:deep", "shape:eagle3", 1, options, "cpu", None))
+    assert seen == [shapes.SHAPES["tiny"]]
+
+
 def test_without_a_drafter_only_plain_decoding_is_timed():
     document = run_tiny("none", batch_sizes=(1,))
     assert [row["method"] for row in document["results"]] == ["plain"]
@@ -153,9 +221,6 @@ def test_profiles_are_summed_by_kernel():
 
 
 def test_command(capsys, monkeypatch):
-    from eyas.bench import step_ceilings
-    from eyas.cli.main import main
-
     monkeypatch.setattr(step_ceilings, "CPU_SIZES", TINY)
     words = [
         "--target",
@@ -195,9 +260,6 @@ def test_command(capsys, monkeypatch):
     ],
 )
 def test_mistakes_are_one_line(capsys, monkeypatch, words, match):
-    from eyas.bench import step_ceilings
-    from eyas.cli.main import main
-
     monkeypatch.setattr(step_ceilings, "CPU_SIZES", TINY)
     with pytest.raises(SystemExit) as leave:
         main(["bench", "step", "--device", "cpu", *words])
@@ -226,7 +288,7 @@ def test_captured_phases_leave_the_state_of_an_eager_step(spec, tree):
 @pytest.mark.parametrize("drafter", ["shape:eagle3", "shape:peagle-4"])
 def test_on_a_gpu(drafter):
     options = StepOptions(batch_sizes=(1, 8), context=256, acceptance=3.7, num_steps=8, repeats=2)
-    result = bench_step("shape:smollm2-135m", drafter, options, device="cuda", dtype=None)
+    result = bench_step("shape:smollm2-135m", [drafter], options, device="cuda", dtype=None)
     for row in step_document(result, {})["results"]:
         step = row["step"]
         assert step["launches"] > 0
@@ -240,7 +302,7 @@ def test_what_is_wrong_is_said_before_anything_is_measured(monkeypatch):
     monkeypatch.setattr("eyas.bench.step.measure_ceilings", lambda *_: pytest.fail("measured"))
     for drafter, acceptance in (("shape:nope", None), ("none", math.nan)):
         with pytest.raises(ConfigError, match=r"shape:nope|acceptance=nan"):
-            bench_step("shape:tiny", drafter, StepOptions(acceptance=acceptance), device="cpu", dtype=None)
+            bench_step("shape:tiny", [drafter], StepOptions(acceptance=acceptance), device="cpu", dtype=None)
 
 
 def test_a_batch_that_no_memory_holds_is_one_line(capsys, monkeypatch):

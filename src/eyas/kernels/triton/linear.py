@@ -16,13 +16,16 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.kernels.settings import settings
 from eyas.kernels.triton import linear_kernels as kernels
+from eyas.kernels.triton import pdl
 from eyas.kernels.triton.linear_parts import parts_kernel
 from eyas.kernels.triton.linear_short import short_kernel
-from eyas.kernels.triton.linear_tiling import Tiling, tiling
+from eyas.kernels.triton.linear_tiling import NUM_SMS, Tiling, tiling
 from eyas.kernels.triton.norm import rms_norm
 
 _COUNTERS = 1 << 18
 """Arrivals that are counted at the same time at most; a step of an 8B model counts 4,096."""
+_LINE = kernels.LINE.value
+"""16-bit weights of a cache line."""
 _counters: dict[torch.device, Tensor] = {}
 _next_counter = 0
 
@@ -92,11 +95,13 @@ def launch(
     rows, size = x.shape
     width = out.shape[-1]
     residual = None if residual is None else residual.contiguous()
+    # A weight that is copied here is written by the kernel before: there is nothing to ask for early.
+    own, weight = weight.is_contiguous(), weight.contiguous()
     if tiles.parts and tiles.parallel:
         grid = (triton.cdiv(width, tiles.block_out), triton.cdiv(rows, tiles.block_rows))
         short_kernel[grid](
             x,
-            weight.contiguous(),
+            weight,
             bias,
             norm_weight,
             residual,
@@ -113,7 +118,8 @@ def launch(
             ORDERED=x.is_cuda,
             num_warps=tiles.warps,
             num_stages=tiles.stages,
-            **_pdl(),
+            enable_fp_fusion=False,
+            **pdl.options(small=True, own=own),
         )
         return
     x = _normed(x, norm_weight, eps)
@@ -121,7 +127,7 @@ def launch(
     if tiles.parts:
         parts_kernel[(programs,)](
             x,
-            weight.contiguous(),
+            weight,
             bias,
             residual,
             out,
@@ -134,7 +140,8 @@ def launch(
             PARTS=tiles.parts,
             GATED=gated,
             ORDERED=x.is_cuda,
-            **_options(tiles, x, weight, "PREFETCH"),
+            PREFETCH=_lines(tiles, x, weight, programs) if own else 0,
+            **_options(tiles, own=own),
         )
         return
     partial = arrived = None
@@ -161,7 +168,9 @@ def launch(
         LENGTH=triton.cdiv(size, tiles.splits * tiles.block_k) * tiles.block_k,
         PARALLEL=tiles.parallel,
         GATED=gated,
-        **_options(tiles, x, weight, "TMA", "PREFETCH"),
+        TMA=_uses_tma(tiles, x, weight),
+        PREFETCH=_lines(tiles, x, weight, programs * (tiles.splits if tiles.parallel else 1)) if own else 0,
+        **_options(tiles, own=own),
     )
 
 
@@ -178,13 +187,15 @@ def launch_max(
 ) -> None:
     """Write the largest of x [T, K] @ weight^T in every row, and its id, cut as `tiles` says."""
     assert tiles.splits == 1, "an output matrix is wide enough without K-splits"
+    own, weight = weight.is_contiguous(), weight.contiguous()
     rows, size = x.shape
     width = weight.shape[0]
     x = _normed(x, norm_weight, eps)
     num_tiles = triton.cdiv(width, tiles.block_out)
     values = x.new_empty(rows, num_tiles)
     indices = x.new_empty(rows, num_tiles, dtype=torch.int32)
-    kernels.max_kernel[(num_tiles * triton.cdiv(rows, tiles.block_rows),)](
+    programs = num_tiles * triton.cdiv(rows, tiles.block_rows)
+    kernels.max_kernel[(programs,)](
         *_operands(tiles, x, weight),
         values,
         indices,
@@ -195,7 +206,9 @@ def launch_max(
         BLOCK_OUT=tiles.block_out,
         BLOCK_ROWS=tiles.block_rows,
         BLOCK_K=tiles.block_k,
-        **_options(tiles, x, weight, "TMA", "PREFETCH"),
+        TMA=_uses_tma(tiles, x, weight),
+        PREFETCH=_lines(tiles, x, weight, programs) if own else 0,
+        **_options(tiles, own=own),
     )
     kernels.max_of_tiles_kernel[(rows,)](
         values,
@@ -205,7 +218,8 @@ def launch_max(
         ids,
         num_tiles,
         BLOCK=triton.next_power_of_2(num_tiles),
-        **_pdl(),
+        enable_fp_fusion=False,
+        **pdl.options(small=True),
     )
 
 
@@ -232,7 +246,6 @@ def _uses_tma(tiles: Tiling, x: Tensor, weight: Tensor) -> bool:
 
 def _operands(tiles: Tiling, x: Tensor, weight: Tensor) -> tuple[Any, Any]:
     """X and weight as the kernel reads them: tensors, or descriptors for the copy engine."""
-    weight = weight.contiguous()
     if not _uses_tma(tiles, x, weight):
         return x, weight
     return (
@@ -241,22 +254,26 @@ def _operands(tiles: Tiling, x: Tensor, weight: Tensor) -> tuple[Any, Any]:
     )
 
 
-def _options(tiles: Tiling, x: Tensor, weight: Tensor, *names: str) -> dict[str, int | bool]:
-    """Launch options, and those of the kernel's own that `names` lists."""
-    tma = _uses_tma(tiles, x, weight)
-    lines = min(triton.next_power_of_2(triton.cdiv(x.shape[1] // tiles.splits, 64)), 16)
-    own: dict[str, int | bool] = {"TMA": tma, "PREFETCH": lines if settings.pdl and not tma else 0}
-    options = {"num_warps": tiles.warps, "num_stages": tiles.stages, **_pdl()}
-    return options | {name: own[name] for name in names}
+def _options(tiles: Tiling, *, own: bool) -> dict[str, int | bool]:
+    """Launch options. Multiply-adds are not contracted, so that every variant rounds alike."""
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages, "enable_fp_fusion": False}
+    return options | pdl.options(small=False, own=own)
 
 
-def _pdl() -> dict[str, bool]:
-    """What every kernel here shares; the launch attribute only where it is wanted.
+def _lines(tiles: Tiling, x: Tensor, weight: Tensor, programs: int) -> int:
+    """Cache lines of each weight row that a program asks L2 for while it waits; a power of two, or 0.
 
-    Multiply-adds are not contracted, so that every variant rounds alike.
+    early: up to 16, all of a short row. auto: what its own first loads would ask for, in the first wave.
     """
-    options = {"PDL": settings.pdl, "enable_fp_fusion": False}
-    return options | ({"launch_pdl": True} if settings.pdl else {})
+    if not pdl.asks() or _uses_tma(tiles, x, weight):
+        return 0
+    lines = min(triton.next_power_of_2(triton.cdiv(x.shape[1] // tiles.splits, _LINE)), 16)
+    if settings.pdl == "early" or tiles.parts:
+        return lines
+    if programs > 2 * NUM_SMS:
+        return 0
+    depth = tiles.block_k * (tiles.stages - 1) // _LINE
+    return min(lines, 1 << max(depth.bit_length() - 1, 0))
 
 
 def _take_counters(device: torch.device, count: int) -> Tensor:

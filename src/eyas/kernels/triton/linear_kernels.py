@@ -14,6 +14,8 @@ Legend: K in, OUT out (of one half if GATED), program (tile of BLOCK_OUT outputs
 import triton
 import triton.language as tl
 
+from eyas.kernels.triton.pdl import EARLY, LATE, let_in, wait
+
 GROUP = tl.constexpr(8)
 """Row blocks that pass a weight tile one after another: their activations stay in L2."""
 LINE = tl.constexpr(64)
@@ -50,15 +52,16 @@ def _prefetch(weight_ptr, column, OUT: tl.constexpr, K: tl.constexpr, first, LIN
 
 @triton.jit
 def _begin(
-    weight_ptr, column, first, OUT: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, PREFETCH: tl.constexpr
-) -> None:
-    """Under programmatic dependent launch: let the next kernel in, fetch weights, wait for the one before."""
-    tl.extra.cuda.gdc_launch_dependents()
+    weight_ptr, column, first, OUT: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr,
+    PREFETCH: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """Under programmatic dependent launch: let the next kernel in, ask for weights, wait."""
+    let_in(PDL, EARLY)
     if PREFETCH > 0:
         _prefetch(weight_ptr, column, OUT, K, first, PREFETCH)
         if GATED:
             _prefetch(weight_ptr + OUT * K, column, OUT, K, first, PREFETCH)
-    tl.extra.cuda.gdc_wait()
+    wait(PDL)
 
 
 @triton.jit
@@ -177,8 +180,7 @@ def linear_kernel(
     row = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     split = tl.program_id(1)
     first = split * LENGTH
-    if PDL:
-        _begin(weight_ptr, column, first, OUT, K, GATED, PREFETCH)
+    _begin(weight_ptr, column, first, OUT, K, GATED, PREFETCH, PDL)
     acc, up = _segment(
         x_ptr, weight_ptr, block * BLOCK_ROWS, tile * BLOCK_OUT, num_rows, x_stride, first,
         LENGTH, EXACT, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, GATED, TMA,
@@ -190,6 +192,7 @@ def linear_kernel(
                 later * LENGTH, LENGTH, EXACT, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, GATED, TMA,
             )  # fmt: skip
             acc += part
+    let_in(PDL, LATE)
     if GATED:
         acc = acc / (1 + tl.exp(-acc)) * up
     if PARALLEL:
@@ -246,13 +249,13 @@ def max_kernel(
     tile, block = _place(num_rows, OUT, BLOCK_OUT, BLOCK_ROWS)
     column = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     row = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    if PDL:
-        _begin(weight_ptr, column, 0, OUT, K, False, PREFETCH)  # noqa: FBT003 - GATED
+    _begin(weight_ptr, column, 0, OUT, K, False, PREFETCH, PDL)  # noqa: FBT003 - GATED
     acc, _ = _segment(
         x_ptr, weight_ptr, block * BLOCK_ROWS, tile * BLOCK_OUT, num_rows, x_stride, 0,
         tl.cdiv(K, BLOCK_K) * BLOCK_K, K % BLOCK_K == 0, OUT, K, BLOCK_OUT, BLOCK_ROWS, BLOCK_K,
         False, TMA,  # noqa: FBT003 - GATED
     )  # fmt: skip
+    let_in(PDL, LATE)
     # Rounded as `linear` stores them, so that ties are the same ones.
     logits = acc.to(value_ptr.dtype.element_ty).to(tl.float32)
     value, index = _largest(logits, column[:, None], column[:, None] < OUT, 0)
@@ -276,9 +279,8 @@ def max_of_tiles_kernel(
     row = tl.program_id(0)
     tile = tl.arange(0, BLOCK)[None, :]
     mask = tile < num_tiles
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    let_in(PDL, EARLY)
+    wait(PDL)
     value = tl.load(value_ptr + row * num_tiles + tile, mask=mask, other=0.0).to(tl.float32)
     index = tl.load(index_ptr + row * num_tiles + tile, mask=mask, other=0)
     largest, first = _largest(value, index, mask, 1)
@@ -286,6 +288,7 @@ def max_of_tiles_kernel(
         chosen = tl.load(map_ptr + first)
     else:
         chosen = first.to(tl.int64)
+    let_in(PDL, LATE)
     place = row + tl.arange(0, 1)
     tl.store(largest_ptr + place, largest.to(largest_ptr.dtype.element_ty))
     tl.store(id_ptr + place, chosen)

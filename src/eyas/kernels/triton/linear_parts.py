@@ -13,6 +13,7 @@ import triton.language as tl
 
 from eyas.kernels.triton.linear_kernels import _begin, _finish, _load, _place
 from eyas.kernels.triton.linear_short import STEP, _moved
+from eyas.kernels.triton.pdl import LATE, let_in
 
 
 @triton.jit
@@ -85,8 +86,7 @@ def parts_kernel(
     tile, block = _place(num_rows, OUT, BLOCK_OUT, BLOCK_ROWS)
     column = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     row = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    if PDL:
-        _begin(weight_ptr, column, 0, OUT, K, GATED, PREFETCH)
+    _begin(weight_ptr, column, 0, OUT, K, GATED, PREFETCH, PDL)
     x_row = x_ptr + row.to(tl.int64)[None, :] * x_stride
     weight_row = weight_ptr + column[:, None] * K
     total = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
@@ -103,6 +103,7 @@ def parts_kernel(
         total += acc
         if GATED:
             up_total += up
+    let_in(PDL, LATE)
     if GATED:
         total = total / (1 + tl.exp(-total)) * up_total
     _finish(total, row, column, num_rows, bias_ptr, residual_ptr, out_ptr, OUT)

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from eyas.kernels.triton.norm import pair_sum
+from eyas.kernels.triton.pdl import EARLY, LATE, let_in, wait
 
 STEP = tl.constexpr(16)
 """Depth of a tensor core instruction in 16-bit types."""
@@ -154,16 +155,14 @@ def short_kernel(
     column = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     row64 = row.to(tl.int64)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_in(PDL, EARLY)
     # What does not depend on the kernel before this one comes first.
     weights = _load(weight_ptr, column, column < OUT, K, K, PARTS)
     if GATED:
         up_weights = _load(weight_ptr + OUT * K, column, column < OUT, K, K, PARTS)
     if norm_ptr is not None:
         scales = _load(norm_ptr, tl.arange(0, 1), tl.arange(0, 1) < 1, K, K, PARTS)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait(PDL)
     x = _load(x_ptr, row64, row < num_rows, x_stride, K, PARTS)
     place = row64[None, :] * OUT + column[:, None]
     mask = (row[None, :] < num_rows) & (column[:, None] < OUT)
@@ -181,6 +180,7 @@ def short_kernel(
     acc = _product(weights, x)
     if GATED:
         acc = acc / (1 + tl.exp(-acc)) * _product(up_weights, x)
+    let_in(PDL, LATE)
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + column, mask=column < OUT, other=0.0).to(tl.float32)[:, None]
     if residual_ptr is not None:

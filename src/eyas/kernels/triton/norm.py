@@ -5,7 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eyas.kernels.settings import settings
+from eyas.kernels.triton import pdl
+from eyas.kernels.triton.pdl import EARLY, LATE, let_in, wait
 
 
 @triton.jit
@@ -29,16 +30,15 @@ def _rms_norm_kernel(  # noqa: ANN202
     eps,  # noqa: ANN001
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    PDL: tl.constexpr = False,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < SIZE
     where = row * SIZE + column
     weight = tl.load(weight_ptr + column, mask=mask, other=0.0)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    let_in(PDL, EARLY)
+    wait(PDL)
     x = tl.load(x_ptr + where, mask=mask, other=0.0).to(tl.float32)
     # Up to 2048 wide the products of small models do this themselves, for few rows (linear_short.py).
     if BLOCK <= 2048:  # noqa: SIM108 - Triton follows one branch of a static if
@@ -48,6 +48,7 @@ def _rms_norm_kernel(  # noqa: ANN202
     scale = tl.rsqrt(total * (1.0 / SIZE) + eps)
     # Rounded to the input's type before the weight, as the reference does.
     normed = (x * scale).to(out_ptr.dtype.element_ty)
+    let_in(PDL, LATE)
     tl.store(out_ptr + where, normed * weight, mask=mask)
 
 
@@ -66,8 +67,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
             eps,
             SIZE=size,
             BLOCK=block,
-            PDL=settings.pdl,
-            **({"launch_pdl": True} if settings.pdl else {}),
+            **pdl.options(small=True),
             num_warps=4 if block <= 2048 else 8,
             enable_fp_fusion=False,
         )

@@ -30,9 +30,9 @@ import torch
 import triton
 from torch import Tensor
 
-from eyas.kernels.settings import settings
 from eyas.kernels.triton import paged_attention_kernels as kernels
 from eyas.kernels.triton import paged_attention_plan as plans
+from eyas.kernels.triton import pdl
 from eyas.kernels.triton.kv_write import packed_heads
 from eyas.kernels.triton.rotary import rotate_and_cache
 
@@ -159,8 +159,6 @@ def _attend(
     shape |= {"HAS_SINKS": sinks is not None, "UNIFORM": len(queries) == requests * max_rows}
     bits = tree_bits if tree_bits is not None else visible
     sinks = sinks if sinks is not None else out
-    launch: dict[str, Any] = {"PDL": settings.pdl, "enable_fp_fusion": False}
-    launch |= {"launch_pdl": True} if settings.pdl else {}
     kernels.attention_kernel[(kv_heads, tiles_each * plan.splits, requests)](
         queries,
         key_cache,
@@ -195,9 +193,11 @@ def _attend(
         SPLIT=split,
         EXACT=queries.dtype == torch.float32,
         PREFETCH=PREFETCH and device.type == "cuda",
+        ASK_EARLY=PREFETCH and device.type == "cuda" and pdl.asks(),
         num_warps=plan.warps,
         num_stages=plan.stages,
-        **launch,
+        enable_fp_fusion=False,
+        **pdl.options(small=False),
     )
     if split:
         kernels.fold_kernel[(kv_heads, tiles_each * kept, requests)](
@@ -216,7 +216,8 @@ def _attend(
             kept,
             **shape,
             num_warps=1,
-            **launch,
+            enable_fp_fusion=False,
+            **pdl.options(small=True),
         )
     return out
 

@@ -9,6 +9,7 @@ which the hardware wants 64 high; pairs are the right one, which may be narrow.
 import triton
 import triton.language as tl
 
+from eyas.kernels.triton.pdl import EARLY, LATE, let_in, wait
 from eyas.kernels.triton.rotary import rotated
 
 NONE = tl.constexpr(-1e30)
@@ -182,6 +183,7 @@ def _fold_stored(
     out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, kv_head, tile, pair, place, first, end,
     max_states, kept_pairs, NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, PER_CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Fold the stored states [first, end) of a live pair of a tile and write its row, if they are several.
 
@@ -203,6 +205,7 @@ def _fold_stored(
             top, total, acc, acc_ptr, peak_ptr, total_ptr, batch, pair, place, first, end, max_states,
             kept_pairs, BLOCK_D, PER_CHUNK,
         )  # fmt: skip
+    let_in(PDL, LATE)
     pair = tile * BLOCK_M + pair + alone
     _store_out(
         out_ptr, sinks_ptr, (begin + pair // GROUP).to(tl.int64), kv_head * GROUP + pair % GROUP,
@@ -368,7 +371,8 @@ def attention_kernel(
     HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_TREE: tl.constexpr, HAS_SINKS: tl.constexpr, UNIFORM: tl.constexpr, ROTATE: tl.constexpr,
-    SPLIT: tl.constexpr, EXACT: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
+    SPLIT: tl.constexpr, EXACT: tl.constexpr, PREFETCH: tl.constexpr, ASK_EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: a KV head, a tile of a request's pairs, and its states split, split + splits, ...
 
@@ -381,15 +385,13 @@ def attention_kernel(
     request = tl.program_id(2)
     pages_ptr = page_table_ptr + request.to(tl.int64) * page_stride
     num_keys = num_pages * PAGE_SIZE
-    if PDL:
-        # The next kernel may fetch its weights while this one runs.
-        tl.extra.cuda.gdc_launch_dependents()
-        if PREFETCH:
-            _ask_early(
-                key_cache_ptr, value_cache_ptr, pages_ptr, kv_head, split * STATE, num_keys, num_cache_pages,
-                PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, STATE,
-            )  # fmt: skip
-        tl.extra.cuda.gdc_wait()
+    let_in(PDL, EARLY)
+    if ASK_EARLY:
+        _ask_early(
+            key_cache_ptr, value_cache_ptr, pages_ptr, kv_head, split * STATE, num_keys, num_cache_pages,
+            PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, STATE,
+        )  # fmt: skip
+    wait(PDL)
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     begin, rows = _requests_rows(q_start_ptr, request, max_rows, UNIFORM)
     pair = tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -481,6 +483,7 @@ def attention_kernel(
                 whole_peak, whole_total, whole = _fold(whole_peak, whole_total, whole, peak, total, acc)
                 peak, total, acc = _nothing(BLOCK_M, BLOCK_D)
         peak, total, acc = _fold(whole_peak, whole_total, whole, peak, total, acc)
+    let_in(PDL, LATE)
     if (not SPLIT) or end - first <= 1:
         _store_out(
             out_ptr, sinks_ptr, token, head, live, peak, total, acc, NUM_HEADS, HEAD_DIM, BLOCK_D, HAS_SINKS,
@@ -499,9 +502,8 @@ def fold_kernel(
 
     Tiles of one state are written already.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    let_in(PDL, EARLY)
+    wait(PDL)
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     kv_head, tile, request = tl.program_id(0), tl.program_id(1) // kept_pairs, tl.program_id(2)
     pair = tl.program_id(1) % kept_pairs
@@ -515,4 +517,5 @@ def fold_kernel(
         _fold_stored(
             out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, kv_head, tile, pair, place, first, end,
             max_states, kept_pairs, NUM_HEADS, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D, CHUNK // STATE, HAS_SINKS,
+            PDL,
         )  # fmt: skip

@@ -5,7 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eyas.kernels.settings import settings
+from eyas.kernels.triton import pdl
+from eyas.kernels.triton.pdl import EARLY, LATE, let_in, wait
 
 
 @triton.jit
@@ -155,9 +156,8 @@ def _rotate_and_cache_kernel(  # noqa: ANN202
     BLOCK_KV: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    let_in(PDL, EARLY)
+    wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     head = tl.arange(0, BLOCK_HEADS)
@@ -181,6 +181,7 @@ def _rotate_and_cache_kernel(  # noqa: ANN202
     value_at = where[:, None] + NUM_KV_HEADS * HEAD_DIM + d[None, :]
     value = tl.load(qkv_ptr + value_at, mask=mask, other=0.0)
     goal = (slot * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
+    let_in(PDL, LATE)
     tl.store(key_cache_ptr + goal, key, mask=mask)
     tl.store(value_cache_ptr + goal, value, mask=mask)
 
@@ -222,8 +223,7 @@ def rotate_and_cache(
             BLOCK_D=triton.next_power_of_2(head_dim),
             BLOCK_HEADS=triton.next_power_of_2(num_heads),
             BLOCK_KV=triton.next_power_of_2(kv_heads),
-            PDL=settings.pdl,
             enable_fp_fusion=False,
-            **({"launch_pdl": True} if settings.pdl else {}),
+            **pdl.options(small=True),
         )
     return out

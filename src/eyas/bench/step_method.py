@@ -1,0 +1,112 @@
+"""One method (a drafter, or none) at one batch size: the clocks of `eyas bench step` and what they showed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+
+from eyas.bench.step_ceilings import CeilingSizes
+from eyas.bench.step_clock import Stopwatch
+from eyas.bench.step_loop import StepLoop
+from eyas.bench.step_profile import Profile, profile
+from eyas.bench.step_rig import PHASES, StepRig, make_rig
+from eyas.drafters.base import Drafter
+from eyas.kernels.settings import Pdl, settings, use_invariant, use_pdl
+from eyas.targets.base import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """What is timed; `acceptance` is the mean of tokens a step, bonus included, None for what comes."""
+
+    num_draft_tokens: int = 7
+    tree: str | None = None
+    batch_sizes: tuple[int, ...] = (1, 8, 64)
+    context: int = 1024
+    acceptance: float | None = None
+    num_steps: int = 32
+    repeats: int = 5
+    ceiling_sizes: CeilingSizes | None = None
+    invariant: bool = True
+    """Kernels that give a row the same bits in every batch (kernels/settings)."""
+    pdl: Pdl | None = None
+    """Programmatic dependent launch; None for the kernels' own default."""
+    warm: int = 0
+    """Processes that compile kernels before anything is measured (step_warm); 0: none."""
+
+    @contextmanager
+    def kernels(self) -> Iterator[None]:
+        """Set the kernels' switches inside the block."""
+        with use_invariant(self.invariant), use_pdl(self.pdl or settings.pdl):
+            yield
+
+
+@dataclass(slots=True)
+class MethodTimes:
+    """Milliseconds of one method at one batch size, a value a round."""
+
+    phases: list[list[float]] = field(default_factory=list)
+    """One list for each round, in the order of PHASES."""
+    logits: list[float] = field(default_factory=list)
+    device: list[float] = field(default_factory=list)
+    loop: list[float] = field(default_factory=list)
+    tokens_per_step: list[float] = field(default_factory=list)
+
+    def phase_ms(self, phase: str) -> float:
+        """Median of one phase."""
+        return median(times[PHASES.index(phase)] for times in self.phases)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodResult:
+    """One method at one batch size. The floor of a phase is None where it is not known (small models)."""
+
+    batch: int
+    method: str
+    """"plain" or "draft"."""
+    drafter: str | None
+    """What --drafter named."""
+    times: MethodTimes
+    floors: dict[str, float | None]
+    launches: dict[str, int]
+    """By phase; empty on the CPU."""
+    profile: Profile | None
+    """Of the whole step in one graph."""
+
+
+class Method:
+    """One method's rig, clocks and engine at one batch size."""
+
+    def __init__(
+        self, target: Target, make: Callable[[], Drafter | None], batch: int, options: StepOptions
+    ) -> None:
+        shared = {"batch": batch, "context": options.context, "acceptance": options.acceptance}
+        self.rig: StepRig = make_rig(target, make(), **shared)  # type: ignore[arg-type]
+        self.phases = Stopwatch(self.rig.phases(), target.device, restore=self.rig.restore)
+        self.logits = Stopwatch([self.rig.logits], target.device)
+        self.whole = Stopwatch([self.rig.step], target.device, restore=self.rig.restore)
+        self.loop = StepLoop(target, make(), num_steps=options.num_steps, **shared)  # type: ignore[arg-type]
+        self.times = MethodTimes()
+
+    def round(self, *, keep: bool) -> None:
+        """Run every clock once."""
+        phases, logits = self.phases.round(), self.logits.round()[0]
+        device, loop = self.whole.round()[0], self.loop.run()
+        if keep:
+            self.times.phases.append(phases)
+            self.times.logits.append(logits)
+            self.times.device.append(device)
+            self.times.loop.append(loop.step_ms)
+            self.times.tokens_per_step.append(loop.tokens_per_step)
+
+    def profiles(self) -> tuple[dict[str, int], Profile | None]:
+        """Launches of each phase, and the profile of the whole; nothing on the CPU."""
+        if self.rig.state.device.type != "cuda":
+            return {}, None
+        self.rig.restore()
+        launches = {
+            phase: profile(graph.replay).launches
+            for phase, graph in zip(PHASES, self.phases.graphs, strict=True)
+        }
+        self.rig.restore()
+        return launches, profile(self.whole.graphs[0].replay)
