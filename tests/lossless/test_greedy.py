@@ -84,12 +84,17 @@ def test_every_drafter_changes_nothing(target, expected, kind, num_drafts):
         assert length == pytest.approx(1 + (NUM_TOKENS - 1 - draft_steps + cut) / draft_steps)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 5])
-@pytest.mark.parametrize("kind", ["oracle", "eagle3", "peagle", "small_model"])
-def test_batch_sizes(target, expected, kind, count):
-    _, tokens = decode(target, make_drafter(kind, target, 3, answers(expected)), count)
-
-    assert tokens == expected[:count]
+@pytest.mark.parametrize("num_drafts", [1, 3, 7, 15])
+@pytest.mark.parametrize("kind", ["oracle", "prompt_lookup", "eagle3", "peagle", "small_model"])
+def test_batch_sizes(target, expected, kind, num_drafts):
+    """Batches of 1 to 8 in one engine, of other prompts each time."""
+    drafter = make_drafter(kind, target, num_drafts, answers(expected))
+    llm = LLM(target, drafter, max_model_len=80, page_size=4, num_pages=200)
+    params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    for count in range(1, 9):
+        chosen = [(3 * count + i) % 8 for i in range(count)]
+        outputs = llm.generate([prompts()[i] for i in chosen], params)
+        assert [output.outputs[0].token_ids for output in outputs] == [expected[i][:10] for i in chosen]
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 256])
