@@ -32,7 +32,7 @@ from torch.nn import functional
 from triton.runtime.jit import JITFunction
 
 from eyas.kernels.reference.rows import Rows, chain_rows
-from eyas.kernels.settings import use_pdl
+from eyas.kernels.settings import PDL, Pdl, use_pdl
 from eyas.kernels.triton import paged_attention as kernels
 from eyas.kernels.triton import paged_attention_plan as plans
 from eyas.kernels.triton.paged_attention_plan import CHUNK, Plan
@@ -100,7 +100,7 @@ class Bench:
     def prepare(self, plan: Plan) -> None:
         """Cache all rows, so that fewer rows find the others before them; keep what the last gives alone."""
         if self.alone is None:
-            name = kind(plan, pdl=False)
+            name = kind(plan, pdl="off")
             checked(partial(self.forced(self.call(self.qkv.shape[1]), plan), 0), name)
             alone = checked(partial(self.forced(self.call(1), plan), 0), name)
             self.alone = alone.view(len(self.table), self.heads, self.head_dim)
@@ -201,9 +201,9 @@ def candidates(case: Case) -> list[Plan]:
     return list(dict.fromkeys(tried))
 
 
-def kind(plan: Plan, *, pdl: bool) -> str:
+def kind(plan: Plan, *, pdl: Pdl) -> str:
     """What decides whether a plan's kernel can fault: all but the number of splits."""
-    return short(replace(plan, splits=0)) + (" pdl" if pdl else "")
+    return short(replace(plan, splits=0)) + ("" if pdl == "off" else f" {pdl}")
 
 
 def short(plan: Plan) -> str:
@@ -212,7 +212,7 @@ def short(plan: Plan) -> str:
     return f"{kind} m{plan.block_m} x{plan.splits} w{plan.warps} st{plan.stages}"
 
 
-def compile_one(model: str, rows: int, plan: Plan, *, pdl: bool) -> None:
+def compile_one(model: str, rows: int, plan: Plan, *, pdl: Pdl) -> None:
     """In another process: compile the kernels of a call into Triton's cache and launch nothing."""
     run = JITFunction.run
     JITFunction.run = lambda *given, **options: run(*given, **options | {"warmup": True})
@@ -248,13 +248,13 @@ class Line:
 
     case: Case
     tried: tuple[Plan, ...]
-    pdl: tuple[bool, ...]
+    pdl: tuple[Pdl, ...]
     extras: bool = False
 
     def jobs(self) -> dict[tuple[str, int, str], Callable[[], None]]:
         """What to compile for it, by what tells kernels apart; the number of requests and of keys doesn't."""
         rows = self.case.rows
-        needed = [(max(rows, 8), WALK, False), (1, WALK, False)]
+        needed: list[tuple[int, Plan, Pdl]] = [(max(rows, 8), WALK, "off"), (1, WALK, "off")]
         needed += [(rows, plan, pdl) for pdl in self.pdl for plan in self.tried]
         return {
             (self.case.model, rows, kind(plan, pdl=pdl)): partial(
@@ -267,10 +267,10 @@ class Line:
 def lines_of(model: str | None, *, tune: bool, extras: bool) -> list[Line]:
     """The plans in use for the first cases, without PDL, then with it; for the others; then other plans."""
     cases = [case for case in CASES if model in (None, case.model)]
-    lines = [Line(case, (case.plan(),), (pdl,)) for pdl in (False, True) for case in cases if case in FIRST]
-    lines += [Line(case, (case.plan(),), (False, True)) for case in cases if case not in FIRST]
-    lines += [Line(case, (case.plan(),), (False,), extras=True) for case in cases if extras]
-    lines += [Line(case, tuple(candidates(case)), (False, True)) for case in cases if tune]
+    lines = [Line(case, (case.plan(),), (pdl,)) for pdl in PDL for case in cases if case in FIRST]
+    lines += [Line(case, (case.plan(),), PDL) for case in cases if case not in FIRST]
+    lines += [Line(case, (case.plan(),), ("off",), extras=True) for case in cases if extras]
+    lines += [Line(case, tuple(candidates(case)), ("off", "auto")) for case in cases if tune]
     return lines
 
 
@@ -278,7 +278,7 @@ def measure(line: Line, bad: list[str]) -> dict[str, object]:
     """Time every plan of a line and compare its bits; `bad` plans are left out."""
     case, tried = line.case, line.tried
     bench = bench_of(case.model, case.batch, case.context, max(case.rows, 8))
-    bench.prepare(next(plan for plan in (WALK, *tried) if kind(plan, pdl=False) not in bad))
+    bench.prepare(next(plan for plan in (WALK, *tried) if kind(plan, pdl="off") not in bad))
     launches = min(max(bench.copies, 10), 40)
     rows_bytes = 2 * case.batch * case.rows * bench.width * 2
     floor = (bench.kv_bytes + rows_bytes) / READ_BYTES_A_SECOND * 1e6
@@ -287,7 +287,7 @@ def measure(line: Line, bad: list[str]) -> dict[str, object]:
     errors: dict[str, str] = {}
     for pdl in line.pdl:
         for plan in tried:
-            name = short(plan) + (" pdl" if pdl else "")
+            name = short(plan) + ("" if pdl == "off" else f" {pdl}")
             if kind(plan, pdl=pdl) in bad:
                 errors[name] = "faults"
                 continue
@@ -299,10 +299,9 @@ def measure(line: Line, bad: list[str]) -> dict[str, object]:
                 errors[name] = "other bits"
     base = short(tried[0])
     record: dict[str, object] = {**asdict(case), "plan": base, "floor_us": round(floor, 2)}
-    if False in line.pdl:
+    if "off" in line.pdl:
         record |= {"us": figures.get(base), "torch_us": round(timed(bench.torchs(case.rows), launches), 2)}
-    if True in line.pdl:
-        record["pdl_us"] = figures.get(base + " pdl")
+    record |= {f"{pdl}_us": figures.get(f"{base} {pdl}") for pdl in line.pdl if pdl != "off"}
     if line.extras:
         kernels.FUSE_ROTATION = False
         record["apart_us"] = round(timed(call, launches), 2)

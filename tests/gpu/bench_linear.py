@@ -1,10 +1,12 @@
 """Micro-benchmark of the matrix products against torch's and against the time that reading takes.
 
     python tests/gpu/bench_linear.py                             every shape, 1 to 512 rows
-    python tests/gpu/bench_linear.py --tune --seconds 60         tilings tried per shape, best first
+    python tests/gpu/bench_linear.py --tune --seconds 120        tilings tried per shape, best first
     python tests/gpu/bench_linear.py --chain                     whole stacks of layers, with and without PDL
 
-Prints a JSON line per shape and row count as it goes, the most important ones first.
+Prints a JSON line per shape and row count as it goes, the most important ones first. With --tune other
+processes compile, all at once, in the order of the lines; no line takes longer than --each (waiting for its
+compilers not counted), and none is begun after --seconds.
 
 Every figure is the time of one launch among many in a CUDA graph, over copies of the weights that together
 do not fit in the L2 cache; median of the replays.
@@ -12,17 +14,22 @@ do not fit in the L2 cache; median of the replays.
 
 import argparse
 import json
+import multiprocessing
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch.nn import functional
+from triton.runtime.jit import JITFunction
 
-from eyas.kernels.settings import use_pdl
+from eyas.kernels.settings import PDL, use_pdl
 from eyas.kernels.triton import linear as kernels
 from eyas.kernels.triton.linear_tiling import MAX_SKINNY_ROWS, Tiling, tiling
 from eyas.kernels.triton.norm import rms_norm
@@ -176,51 +183,86 @@ def measure(case: Case, rows: int) -> dict[str, object]:
 def candidates(case: Case, rows: int) -> list[Tiling]:
     """Tilings worth a try, the table's first. Some give other bits than the table's at other row counts."""
     base = table_of(case, rows)
-    fitting = max(16, 1 << (rows - 1).bit_length())
     if base.parts:
-        cuts = [cut for cut in short_candidates(base.parts, rows) if fits(case, cut)]
-        return list(dict.fromkeys([base, *cuts]))
-    if rows <= MAX_SKINNY_ROWS:
-        stages = (3, 4, 5, 6)
-        cuts = [Tiling(64, fitting, 128, 4, count) for count in stages if case.size % 128 == 0]
-        cuts += [Tiling(64, fitting, 64, 4, count) for count in (3, 4, 6, 8)]
-        cuts += [Tiling(64, fitting, 128, 4, 4, tma=True), Tiling(64, fitting, 64, 4, 8, tma=True)]
-        if rows > 16:
-            cuts += [Tiling(128, fitting, 128, warps, 3) for warps in (4, 8)]
-            cuts += [Tiling(128, fitting, 64, 8, 6, tma=True)]
+        cuts = short_candidates(case, base.parts, rows)
+    elif rows <= MAX_SKINNY_ROWS:
+        cuts = skinny_candidates(case, rows)
     else:
-        cuts = [
-            Tiling(out, block_rows, 64, warps, stages, tma=True)
-            for out, block_rows, warps, stages in (
-                (128, 256, 8, 4), (128, 256, 8, 3), (128, 128, 8, 4), (128, 128, 4, 4), (128, 128, 4, 3),
-                (64, 256, 8, 4), (64, 256, 4, 4), (64, 128, 4, 5), (64, 128, 4, 3), (256, 128, 8, 3),
-            )
-        ]  # fmt: skip
-        cuts += [replace(base, tma=False, stages=3), Tiling(128, 128, 128, 8, 3, tma=True)]
-    cuts = [replace(cut, splits=base.splits, parallel=base.parallel) for cut in cuts if fits(case, cut)]
+        cuts = square_candidates(case, base)
+    if not base.parts:
+        cuts = [replace(cut, splits=base.splits, parallel=base.parallel) for cut in cuts]
     if base.splits > 1:
         cuts += [replace(base, parallel=not base.parallel), replace(base, splits=1, parallel=False)]
-    elif case.kind == "linear" and rows <= MAX_SKINNY_ROWS:
+    elif case.kind == "linear" and rows <= MAX_SKINNY_ROWS and not base.parts:
         cuts += [replace(base, splits=2, parallel=True, stages=stages) for stages in (3, 4, base.stages)]
-    return list(dict.fromkeys([base, *cuts]))
+    return list(dict.fromkeys([base, *(cut for cut in cuts if fits(case, cut))]))
 
 
-def short_candidates(parts: int, rows: int) -> list[Tiling]:
-    """Of a small model: parts side by side for few rows, one after another for many, both in between."""
+def skinny_candidates(case: Case, rows: int) -> list[Tiling]:
+    """Few rows, long K: what is in flight."""
+    fitting = max(16, 1 << (rows - 1).bit_length())
+    cuts = [Tiling(64, fitting, 128, 4, stages) for stages in (3, 4, 5, 6) if case.size % 128 == 0]
+    cuts += [Tiling(64, fitting, 64, 4, stages) for stages in (3, 4, 5, 6, 7, 8)]
+    cuts += [Tiling(64, fitting, 128, 4, 4, tma=True), Tiling(64, fitting, 64, 4, 8, tma=True)]
+    if rows > 16 or case.kind == "head":
+        cuts += [Tiling(128, fitting, 128, warps, 3) for warps in (4, 8)]
+        cuts += [Tiling(128, fitting, 64, 8, 6, tma=True)]
+    if rows <= 16 and case.kind == "gated":
+        cuts += [Tiling(64, fitting, 128, warps, 3, tma=True) for warps in (4, 8)]
+        cuts += [Tiling(64, fitting, 64, 4, stages, tma=True) for stages in (5, 6)]
+        cuts += [Tiling(64, fitting, 128, 8, stages) for stages in (3, 4)]
+        cuts += [Tiling(64, fitting, 64, 8, stages) for stages in (5, 6, 8)]
+        cuts += [
+            Tiling(128, fitting, 64, 8, stages, tma=tma) for stages in (4, 5, 6) for tma in (False, True)
+        ]
+        cuts += [Tiling(128, fitting, 64, 4, 5), Tiling(128, fitting, 128, 8, 3)]
+    return cuts
+
+
+def square_candidates(case: Case, base: Tiling) -> list[Tiling]:
+    """Many rows: how much is multiplied at once."""
+    shapes = [(128, 256, 8, 4), (128, 256, 8, 3), (128, 128, 8, 4), (128, 128, 4, 4), (128, 128, 4, 3)]
+    shapes += [(64, 256, 8, 4), (64, 256, 4, 4), (64, 128, 4, 5), (64, 128, 4, 3), (256, 128, 8, 3)]
+    if case.kind == "head":
+        shapes += [(128, 128, 8, 3), (128, 128, 8, 5), (128, 128, 4, 5), (128, 256, 8, 5), (256, 128, 8, 4)]
+        shapes += [(128, 64, 4, 3), (128, 64, 4, 4), (256, 64, 8, 3), (256, 64, 8, 4)]
+    cuts = [Tiling(out, block, 64, warps, stages, tma=True) for out, block, warps, stages in shapes]
+    if case.kind == "head":
+        cuts += [Tiling(128, 128, 32, warps, stages, tma=True) for warps in (4, 8) for stages in (4, 6)]
+        cuts += [Tiling(128, 256, 128, 8, 2, tma=True), Tiling(128, 128, 128, 4, 2, tma=True)]
+    return [*cuts, replace(base, tma=False, stages=3), Tiling(128, 128, 128, 8, 3, tma=True)]
+
+
+def short_candidates(case: Case, parts: int, rows: int) -> list[Tiling]:
+    """Of a small model: parts side by side for few rows, one after another for many, both in between.
+
+    Tiles of 64 and more weights take the warp group's instruction instead of the warp's: whether its sums
+    have the same bits is what `same_bits` says.
+    """
     few = ((16, 8), (16, 16), (32, 8)) if rows <= 64 else ()
     cuts = [Tiling(out, block, 0, parts, 1, parts=parts, parallel=True) for out, block in few]
     if rows > 8:
-        many = ((16, 16, 4), (16, 32, 4), (16, 64, 4), (32, 32, 4), (32, 64, 4), (32, 128, 4), (32, 128, 8))
+        many = [(16, 16), (16, 32), (32, 32)] if rows <= 128 else [(32, 128)]
+        many += [(16, 64), (32, 64)]
         cuts += [
-            Tiling(out, block, 0, warps, stages, parts=parts)
-            for out, block, warps in many
+            Tiling(out, block, 0, 4, stages, parts=parts)
+            for out, block in many
             if block < 2 * rows
             for stages in (2, 3, 4)
         ]
+        cuts += [
+            Tiling(out, block, 0, warps, stages, parts=parts)
+            for out, block in ((64, 64), (64, 128), (128, 64))
+            if block < 2 * rows
+            for warps in (4, 8)
+            for stages in (2, 3)
+        ]
     if rows > MAX_SKINNY_ROWS:
         cuts += [Tiling(64, 64, 64, 4, 4), Tiling(64, 128, 64, 4, 4, tma=True)]
+        cuts += [Tiling(64, 64, 64, 4, 4, tma=True), Tiling(64, 64, 64, 4, 3)]
     else:
-        cuts += [Tiling(16, max(16, min(rows, 64)), 64, 4, 9)]
+        cuts += [Tiling(16, max(16, min(rows, 64)), 64, 4, 9 if case.size < 1024 else 6)]
+        cuts += [Tiling(64, max(16, min(rows, 64)), 64, 4, stages) for stages in (3, 5)]
     return cuts
 
 
@@ -236,63 +278,98 @@ def fits(case: Case, cut: Tiling) -> bool:
     return (wide + cut.block_rows) * depth * 2 * (cut.stages - bool(cut.parts)) <= 227 * 1024 and sums <= 160
 
 
-def compile_all(jobs: list[tuple[Case, int, Tiling]], *, floats: bool = False) -> list[str]:
-    """Run every tiling once, in threads: "" if it ran, else the error; floats: with float32 results too."""
+def compile_all(jobs: list[tuple[Case, int, Tiling]]) -> None:
+    """Run every tiling once, in threads."""
     weights: dict[tuple[int, int], torch.Tensor] = {}
     for case, _, _ in jobs:
         shape = (case.weights, case.size)
         if shape not in weights:
             weights[shape] = torch.zeros(shape, device="cuda", dtype=torch.bfloat16)
 
-    def compiled(job: tuple[Case, int, Tiling]) -> str:
+    def compiled(job: tuple[Case, int, Tiling]) -> None:
         case, rows, tiles = job
-        try:
-            with torch.no_grad():
-                for dtype in (torch.bfloat16, torch.float32)[: 1 + (floats and case.kind != "head")]:
-                    ours(case, tiles, weights[case.weights, case.size], inputs(case, rows), dtype)
-        except Exception as error:  # noqa: BLE001 - a tiling that does not fit is a result
-            return f"{type(error).__name__}: {error}"[:200]
-        return ""
+        with torch.no_grad():
+            ours(case, tiles, weights[case.weights, case.size], inputs(case, rows))
 
     with ThreadPoolExecutor(16) as pool:
-        outcome = list(pool.map(compiled, jobs))
+        list(pool.map(compiled, jobs))
     torch.cuda.synchronize()
-    return outcome
 
 
-def tune(cases: list[Case], all_rows: list[int], deadline: float) -> None:
-    """Every candidate's time, best first, and whether it gives the bits of the table's choice."""
-    groups = [(model, rows) for rows in all_rows for model in dict.fromkeys(case.model for case in cases)]
-    for model, rows in groups:
-        if time.monotonic() > deadline:
-            emit({"model": model, "rows": rows, "skipped": "no time left"})
+def compile_one(case: Case, rows: int, tiles: Tiling) -> None:
+    """In another process: compile the kernels of a tiling into Triton's cache and launch nothing."""
+    torch.set_num_threads(1)
+    run = JITFunction.run
+    JITFunction.run = lambda *given, **options: run(*given, **options | {"warmup": True})
+    try:
+        weight = torch.empty(case.weights, case.size, device="cuda", dtype=torch.bfloat16)
+        with torch.no_grad():
+            for dtype in (torch.bfloat16, torch.float32)[: 1 if case.kind == "head" else 2]:
+                ours(case, tiles, weight, inputs(case, rows), dtype)
+    finally:
+        JITFunction.run = run
+
+
+class FaultError(Exception):
+    """A tiling has broken this process' CUDA context."""
+
+
+def tune(cases: list[Case], all_rows: list[int], options: argparse.Namespace, state: dict[str, Any]) -> None:
+    """Every candidate's time, best first, and whether it gives the bits of the table's choice.
+
+    `state`: when it began, how many lines are done, and the tilings that fault, over restarts.
+    """
+    models = dict.fromkeys(case.model for case in cases)
+    lines = [(case, rows) for rows in all_rows for model in models for case in cases if case.model == model]
+    workers = max(1, min(14, (os.cpu_count() or 2) - 2))
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    jobs: dict[tuple[Case, int, Tiling], Future[None]] = {}
+    for case, rows in lines[state["done"] :]:
+        for tiles in candidates(case, rows):
+            jobs[case, rows, tiles] = pool.submit(compile_one, case, rows, tiles)
+    for index, (case, rows) in enumerate(lines[state["done"] :], state["done"]):
+        if time.time() - state["begin"] > options.seconds:
+            emit({"model": case.model, "name": case.name, "rows": rows, "skipped": "no time left"})
             continue
-        mine = [case for case in cases if case.model == model]
-        jobs = [(case, rows, tiles) for case in mine for tiles in candidates(case, rows)]
-        started = time.monotonic()
-        outcome = dict(zip(jobs, compile_all(jobs, floats=True), strict=True))
-        emit({"model": model, "rows": rows, "compiled": len(jobs), "seconds": time.monotonic() - started})
-        for case in mine:
-            if time.monotonic() > deadline + 5:
-                break
-            emit(tuned(case, rows, outcome))
+        outcome = {tiles: jobs[case, rows, tiles].exception() for tiles in candidates(case, rows)}
+        try:
+            line = tuned(case, rows, outcome, options.each, state["bad"])
+        except FaultError as error:
+            emit({"model": case.model, "name": case.name, "rows": rows, "fault": str(error)})
+            pool.shutdown(wait=False, cancel_futures=True)
+            state |= {"done": index, "bad": [*state["bad"], str(error)]}
+            given = sys.argv[1 : sys.argv.index("--resume")] if options.resume else sys.argv[1:]
+            os.execv(sys.executable, [sys.executable, __file__, *given, "--resume", json.dumps(state)])
+        emit(line | {"seconds": round(time.time() - state["begin"], 1)})
+    pool.shutdown(wait=False, cancel_futures=True)
 
 
-def tuned(case: Case, rows: int, outcome: dict[tuple[Case, int, Tiling], str]) -> dict[str, object]:
+def tuned(
+    case: Case, rows: int, outcome: dict[Tiling, BaseException | None], each: float, bad: list[str]
+) -> dict[str, object]:
     """The line of one product."""
     weight, given = weights_of(case.weights, case.size)[0], inputs(case, rows)
     base = table_of(case, rows)
     expected = ours(case, base, weight, given, torch.float32)
     found: list[dict[str, object]] = []
-    for tiles in candidates(case, rows):
+    begin = time.monotonic()
+    for tiles, failed in outcome.items():
+        name = f"{case.model} {case.name} {rows} {vars_of(tiles)}"
         record: dict[str, object] = {"us": None, "tiling": vars_of(tiles)}
-        failed = outcome[case, rows, tiles]
-        if failed:
-            record["error"] = failed
-        else:
-            record["us"] = round(time_of(case, rows, tiles), 2)
-            record["same_bits"] = torch.equal(ours(case, tiles, weight, given, torch.float32), expected)
         found.append(record)
+        if failed or name in bad:
+            record["error"] = f"{type(failed).__name__}: {failed}"[:200] if failed else "faults"
+            continue
+        if time.monotonic() - begin > each:
+            record["error"] = "no time left"
+            continue
+        try:
+            same = torch.equal(ours(case, tiles, weight, given, torch.float32), expected)
+            record |= {"us": round(time_of(case, rows, tiles), 2), "same_bits": same}
+        except Exception as error:
+            if "CUDA" in str(error):
+                raise FaultError(name) from error
+            record["error"] = f"{type(error).__name__}: {error}"[:200]
     line = {"model": case.model, "name": case.name, "rows": rows, "floor_us": round(floor_of(case, rows), 2)}
     line["table_us"], line["table"] = found[0]["us"], vars_of(base)
     return line | {"tried": sorted(found, key=lambda one: one["us"] or 1e9)}
@@ -352,13 +429,14 @@ def chain(model: str, rows: int) -> dict[str, object]:
     record["torch_us"] = timed(apart, count, replays=5)
     record["ours_us"] = timed(fused, count, replays=5)
     expected = fused(0)
-    with use_pdl(on=True):
-        try:
-            compile_all([(case, rows, table_of(case, rows)) for case in (qkv, o, gate_up, down)])
-            record["ours_pdl_us"] = timed(fused, count, replays=5)
-            record["pdl_same_bits"] = torch.equal(fused(0), expected)
-        except Exception as error:  # noqa: BLE001 - an option that fails is a result
-            record["pdl_error"] = f"{type(error).__name__}: {error}"[:300]
+    for choice in PDL[1:]:
+        with use_pdl(choice):
+            try:
+                compile_all([(case, rows, table_of(case, rows)) for case in (qkv, o, gate_up, down)])
+                record[f"ours_{choice}_us"] = timed(fused, count, replays=5)
+                record[f"{choice}_same_bits"] = torch.equal(fused(0), expected)
+            except Exception as error:  # noqa: BLE001 - an option that fails is a result
+                record[f"{choice}_error"] = f"{type(error).__name__}: {error}"[:300]
     return record
 
 
@@ -375,6 +453,8 @@ def main() -> None:
     parser.add_argument("--names", default="gate_up,qkv,down,head,o", help="of the products")
     parser.add_argument("--rows", default="")
     parser.add_argument("--seconds", type=float, default=80, help="no further shape is begun after this")
+    parser.add_argument("--each", type=float, default=4, help="most seconds of one product in --tune")
+    parser.add_argument("--resume", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.seconds
     models = arguments.models.split(",")
@@ -392,7 +472,8 @@ def main() -> None:
     emit({"device": torch.cuda.get_device_name(), "torch": torch.__version__})
     with torch.no_grad():
         if arguments.tune:
-            tune(cases, all_rows, deadline)
+            fresh = json.dumps({"begin": time.time(), "done": 0, "bad": []})
+            tune(cases, all_rows, arguments, json.loads(arguments.resume or fresh))
         elif arguments.chain:
             for model in models:
                 for rows in all_rows:

@@ -24,7 +24,7 @@ from eyas.kernels.triton.norm import rms_norm
 
 _COUNTERS = 1 << 18
 """Arrivals that are counted at the same time at most; a step of an 8B model counts 4,096."""
-_LINE = kernels.LINE.value
+_LINE: int = kernels.LINE.value
 """16-bit weights of a cache line."""
 _counters: dict[torch.device, Tensor] = {}
 _next_counter = 0
@@ -267,7 +267,7 @@ def _lines(tiles: Tiling, x: Tensor, weight: Tensor, programs: int) -> int:
     """
     if not pdl.asks() or _uses_tma(tiles, x, weight):
         return 0
-    lines = min(triton.next_power_of_2(triton.cdiv(x.shape[1] // tiles.splits, _LINE)), 16)
+    lines = min(int(triton.next_power_of_2(triton.cdiv(x.shape[1] // tiles.splits, _LINE))), 16)
     if settings.pdl == "early" or tiles.parts:
         return lines
     if programs > 2 * NUM_SMS:
