@@ -195,12 +195,14 @@ class Service:
         empty: dict[str, Any] = {"usage": None} if include_usage else {}
         num_chars = [0] * ticket.size
         tokens, stats = 0, list[RequestStats]()
-        for index in range(ticket.size):
-            opening = style.opening(index)
-            if opening is not None:
-                yield event({**head, "choices": [opening], **empty})
+        opened = set[int]()
         try:
             async for piece in ticket.pieces():
+                # With the first piece, not before: clients take the first chunk for the first token.
+                opening = style.opening(piece.index) if piece.index not in opened else None
+                opened.add(piece.index)
+                if opening is not None:
+                    yield event({**head, "choices": [opening], **empty})
                 yield event({**head, "choices": [style.chunk(piece, num_chars[piece.index])], **empty})
                 num_chars[piece.index] += len(piece.text)
                 tokens += len(piece.token_ids)

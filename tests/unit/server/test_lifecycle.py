@@ -34,6 +34,18 @@ def slow():
         wait_for(running.idle)
 
 
+def test_a_stream_opens_with_its_first_token(slow):
+    messages = [{"role": "user", "content": "hello"}]
+    events = slow.events(CHAT, messages=messages, temperature=0, max_tokens=3, ignore_eos=True, n=2)
+    seen = [event["choices"][0] for event in events if event["choices"]]
+    for index in (0, 1):
+        mine = [place for place, choice in enumerate(seen) if choice["index"] == index]
+        assert seen[mine[0]]["delta"] == {"role": "assistant", "content": ""}
+        # Nothing comes between the role and the first token: it would look like a token that came at once.
+        assert mine[1] == mine[0] + 1
+        assert seen[mine[1]]["delta"]["content"]
+
+
 def test_stop_strings_end_streams_where_they_end_whole_answers(served):
     plain = tiny_llm(drafter=None)
     text = plain.generate(["hello"], SamplingParams(temperature=0.0, max_tokens=60))[0].outputs[0].text
