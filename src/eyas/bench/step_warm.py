@@ -73,11 +73,12 @@ def warm(jobs: Iterable[Job], processes: int) -> dict[str, Any]:
 def run(job: Job) -> None:
     """Do once what is timed."""
     target = _target(job.target, job.device, job.dtype, thin=not job.drafter or heads.is_shape(job.drafter))
-    source, options = open_drafter(job.drafter or "none", target), job.options
+    options = job.options
     tree = TreeBudget.parse(options.tree) if options.tree else None
     k = None if tree is not None else options.num_draft_tokens
+    make = partial(open_drafter(job.drafter, target).make, k, tree) if job.drafter else lambda: None
     with options.kernels():
-        Method(target, partial(source.make, k, tree), job.batch, options).round(keep=False)
+        Method(target, make, job.batch, options).round(keep=False)
 
 
 @lru_cache(maxsize=1)

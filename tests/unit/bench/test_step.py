@@ -177,7 +177,7 @@ def test_jobs_that_compile_first_run_and_say_what_failed():
         ("shape:eagle3", 1),
         ("", 1),
     ]
-    warmed = warm([jobs[0], replace(jobs[1], drafter="shape:nope")], 1)
+    warmed = warm([*jobs[:2], replace(jobs[1], drafter="shape:nope")], 1)
     assert warmed["processes"] == 1
     assert warmed["seconds"] > 0
     (failed,) = warmed["failed"]
