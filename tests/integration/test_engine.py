@@ -60,11 +60,19 @@ def both(target, answer, params: SamplingParams):
         two.stop_reason,
     )
     assert len(two.token_ids) == len(two.origins)
+    assert_same_logprobs(one.logprobs, two.logprobs)
     # A stop string's own tokens were decoded by both, though they are cut.
     # Where a run is cut, its last token is a draft too, so that its step has no token of the target's own.
     assert plain.stats.steps <= drafted.stats.accepted + drafted.stats.steps <= plain.stats.steps + 1
     assert drafted.stats.steps < plain.stats.steps or plain.stats.steps < 3
     return two
+
+
+def assert_same_logprobs(one, two):
+    assert (one is None) == (two is None)
+    for mine, theirs in zip(one or [], two or [], strict=True):
+        assert [(e.token_id, e.rank) for e in mine] == [(e.token_id, e.rank) for e in theirs]
+        assert [e.logprob for e in mine] == pytest.approx([e.logprob for e in theirs], abs=1e-4)
 
 
 def test_text_is_the_decoded_tokens(target, answer):

@@ -59,6 +59,19 @@ def test_compare_json_is_all_of_stdout_and_is_recorded(capsys, prompts, tmp_path
     assert json.loads(lines[1]) == document
 
 
+def test_every_field_of_the_json_is_documented(capsys, prompts):
+    main_ok("compare", "--target", "tiny", "--prompts", prompts, *COMMON, "--json")
+    document = json.loads(capsys.readouterr().out)
+    page = (Path(__file__).parents[3] / "docs/benchmarks/compare-json.md").read_text(encoding="utf-8")
+    example, facts = document["example"], document["provenance"]
+    objects = [document, document["setup"], example, example["answers"]["plain"], facts, facts["machine"]]
+    objects += [document[name][-1] for name in ("methods", "best", "samples")]
+    fields = {name for one in objects for name in one}
+    assert len(fields) > 40
+    assert [name for name in sorted(fields) if f"`{name}`" not in page] == []
+    assert f'"{document["schema"]}"' in page
+
+
 def test_several_words_after_an_option(capsys, prompts):
     status = main_status(
         "compare", "--target", "t", "--heads", "x/one", "y/two", "--prompts", prompts, "-k", "2"
