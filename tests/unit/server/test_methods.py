@@ -1,7 +1,6 @@
 """Several ways of decoding one target: chosen by the model's name, sharing time, giving the same text."""
 
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -14,21 +13,29 @@ ASKED = {"prompt": "hello", "max_tokens": 40, "ignore_eos": True, "temperature":
 
 
 class Timed:
-    """An LLM whose steps take as long as they are told, in a log of all steps."""
+    """An LLM whose steps take as long as they are told, by a clock of their own, in a log of all steps."""
 
     max_num_seqs = 1
+    now = 0.0
 
     def __init__(self, name, seconds, log, num_steps=10**9):
         self.name, self.seconds, self.log, self.left = name, seconds, log, num_steps
         self.drafter = SimpleNamespace(name=name)
 
     def step(self):
-        time.sleep(self.seconds)
+        Timed.now += self.seconds
         self.log.append(self.name)
         self.left -= 1
         return self.left > 0
 
 
+@pytest.fixture
+def _clock(monkeypatch):
+    clock = SimpleNamespace(perf_counter=lambda: Timed.now)
+    monkeypatch.setattr("eyas.server.methods.time", clock)
+
+
+@pytest.mark.usefixtures("_clock")
 def test_time_is_shared_not_steps():
     log = []
     methods = Methods.of([Timed("slow", 0.012, log), Timed("fast", 0.003, log), Timed("idle", 0, log)])
@@ -37,9 +44,10 @@ def test_time_is_shared_not_steps():
     for _ in range(50):
         assert methods.step()
     assert "idle" not in log
-    assert 2.5 < log.count("fast") / log.count("slow") < 5.5
+    assert (log.count("fast"), log.count("slow")) == (40, 10)
 
 
+@pytest.mark.usefixtures("_clock")
 def test_a_method_that_was_idle_is_owed_nothing():
     log = []
     methods = Methods.of([Timed("a", 0.002, log), Timed("b", 0.002, log)])
@@ -50,7 +58,7 @@ def test_a_method_that_was_idle_is_owed_nothing():
     log.clear()
     for _ in range(10):
         methods.step()
-    assert 3 <= log.count("a") <= 7
+    assert log.count("a") == 5
 
 
 def test_ended_work_leaves_the_turn():

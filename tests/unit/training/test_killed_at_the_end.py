@@ -26,6 +26,8 @@ from eyas.training.trainer import Trainer
 
 store = TokenStore.load(pathlib.Path({store!r}))
 base = pathlib.Path({base!r})
+shutil.copytree(base / "fresh", base / "warm")
+trainer(base / "warm", store).train()  # what is imported late is imported once, for all that are forked
 
 def die_after(moves):
     # Counts moves onto, and removals of, the head's three files; SIGKILL right after one of them.

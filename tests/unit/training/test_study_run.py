@@ -334,11 +334,11 @@ def test_variants_that_share_compiled_code_train_as_if_alone(target, store, tmp_
 
     def without_inductor(function, *, dynamic, options):
         del options
-        return compile_for_real(function, dynamic=dynamic, backend="aot_eager")
+        return compile_for_real(function, dynamic=dynamic, backend="eager")
 
     monkeypatch.setattr(torch, "compile", without_inductor)
     variants = {f"seed/{seed}": [f"run.seed={seed}"] for seed in range(3)}
-    variants |= {f"size/{size}": [f"head.draft_vocab_size={size}"] for size in range(41, 51)}
+    variants |= {f"size/{size}": [f"head.draft_vocab_size={size}"] for size in range(41, 49)}
     variants |= {"ttt/3": ["objective.ttt_steps=3"], "tv": ["loss.kind=tv"], "peagle": VARIANTS["peagle"]}
     path = write_study(tmp_path, store, variants=variants, baseline=None, overrides=["optim.warmup=0"])
     rows = {}
@@ -355,8 +355,8 @@ def test_variants_that_share_compiled_code_train_as_if_alone(target, store, tmp_
         )
         rows[compiled] = [(row["variant"], row["loss"], row["acceptance"]) for row in collect(out)]
         graphs = counters["stats"]["unique_graphs"] - before
-        # Seeds share three graphs; ten sizes need one more each, and torch would stop at eight.
-        assert (13 <= graphs < 20) if compiled == "true" else graphs == 0
+        # Seeds share three graphs; eight more sizes need one more each, and torch would stop at eight.
+        assert (11 <= graphs < 18) if compiled == "true" else graphs == 0
     assert len({loss for _, loss, _ in rows["false"]}) == len(rows["false"])
     for one, other in zip(rows["true"], rows["false"], strict=True):
         assert one[0] == other[0]
@@ -400,7 +400,7 @@ def test_the_command_runs_a_study_and_reports(command_study, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_killed_study_goes_on(command_study, tmp_path, capsys):
     path, overrides = command_study
-    steps = ["--steps", "60"]
+    steps = ["--steps", "60", "--only", "base,data"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     words = [sys.executable, "-m", "eyas", "study", str(path), *overrides, *steps, "--out", str(cut)]
     child = subprocess.Popen(words, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"})
