@@ -168,7 +168,7 @@ def test_a_looped_product_fits_and_uses_its_instruction(kind, out, size, rows, p
     if kind != "head":
         kernel, absent = linear_kernels.linear_kernel, ["bias_ptr"]
         absent += [] if tiles.parallel else ["partial_ptr", "arrived_ptr"]
-        length = -(-size // (tiles.splits * tiles.block_k)) * tiles.block_k
+        length = tiles.length(size)
         # A split of one step would be folded into the sum before it, which rounds otherwise.
         assert length >= 2 * tiles.block_k
         constants |= {"SPLITS": tiles.splits, "LENGTH": length}

@@ -165,7 +165,7 @@ def launch(
         BLOCK_ROWS=tiles.block_rows,
         BLOCK_K=tiles.block_k,
         SPLITS=tiles.splits,
-        LENGTH=triton.cdiv(size, tiles.splits * tiles.block_k) * tiles.block_k,
+        LENGTH=tiles.length(size),
         PARALLEL=tiles.parallel,
         GATED=gated,
         TMA=_uses_tma(tiles, x, weight),

@@ -13,6 +13,8 @@ WIDE = 64
 """Weights that the warp-group instructions of Hopper take at once."""
 MAX_SKINNY_ROWS = 64
 """Up to here reading the weights is the cost; past it, multiplying."""
+MOST_DEPTH = 128
+"""Largest `block_k`; all others divide it."""
 MAX_SHORT = 2048
 """Longest K that a program of linear_short.py holds in registers."""
 
@@ -38,6 +40,11 @@ class Tiling:
     """of K, summed apart and added in order: side by side (linear_short.py), else one after another
     (linear_parts.py). 0: linear_kernels.py"""
 
+    def length(self, size: int) -> int:
+        """Return the k of a split, whole tiles. Splits begin at the same k whatever a tile's depth."""
+        depth = self.block_k if self.splits == 1 else max(self.block_k, MOST_DEPTH)
+        return -(-size // (self.splits * depth)) * depth
+
 
 @lru_cache(maxsize=4096)
 def tiling(out: int, size: int, rows: int, *, gated: bool = False, head: bool = False) -> Tiling:
@@ -48,7 +55,7 @@ def tiling(out: int, size: int, rows: int, *, gated: bool = False, head: bool = 
     weights = out * (2 if gated else 1)
     small = weights < 60 * WIDE
     if small and size <= MAX_SHORT and not head:
-        return _short(size, rows)
+        return _short(size, rows, gated=gated)
     # With less than a wave of wide tiles K is shared out, unless it is short: meeting costs a microsecond.
     splits = 2 if size >= 2048 and weights < 80 * WIDE and not gated and not head else 1
     if small:
@@ -67,13 +74,15 @@ def _fitting(rows: int) -> int:
     return max(16, 1 << (rows - 1).bit_length())
 
 
-def _short(size: int, rows: int) -> Tiling:
+def _short(size: int, rows: int, *, gated: bool) -> Tiling:
     """Few weights, short K: launches and latency are the cost; with more rows, multiplying."""
     parts = 4 if size <= 640 else 8
     if rows <= 32:
         return Tiling(16, 8 if rows <= 16 else 16, 0, warps=parts, stages=1, parts=parts, parallel=True)
     if rows <= 128:
         return Tiling(16, 32, 0, warps=4, stages=4, parts=parts)
+    if gated and parts == 4:
+        return Tiling(32, 128, 0, warps=4, stages=2, parts=parts)
     return Tiling(32, 64, 0, warps=4, stages=3, parts=parts)
 
 
@@ -101,8 +110,7 @@ def _square(out: int, size: int, rows: int, *, gated: bool, splits: int) -> Tili
     if rows <= 128 and out < 2 * NUM_SMS * WIDE:
         return Tiling(WIDE, 128, 64, 4, 6, tma=True)
     if splits > 1:
-        block_k, stages = (128, 3) if size <= 4096 else (64, 4)
-        return Tiling(2 * WIDE, 128, block_k, 8, stages, tma=True)
+        return Tiling(2 * WIDE, 128, 64, 8, 4, tma=True)
     if -(-out // (2 * WIDE)) * -(-rows // 256) < NUM_SMS:
         # Less than a wave of the largest tiles: three small programs an SM.
         return Tiling(WIDE, 128, 64, 4, 3, tma=True)
