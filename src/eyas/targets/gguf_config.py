@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from eyas.core.errors import ModelFormatError
-from eyas.core.model_config import RopeConfig, TargetConfig
+from eyas.core.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, RopeConfig, TargetConfig
 from eyas.nn.rotary import inverse_frequencies
 from eyas.targets.families import FAMILIES
 from eyas.targets.weights.gguf_file import GGUFFile
@@ -22,7 +22,7 @@ def config_from_gguf(file: GGUFFile) -> TargetConfig:
     reader = _Metadata(file, str(arch))
     hidden, heads = reader.integer("embedding_length"), reader.integer("attention.head_count")
     kv_heads = reader.integer("attention.head_count_kv", heads)
-    head_dim = reader.integer("attention.key_length", hidden // heads)
+    head_dim = reader.integer("attention.key_length", hidden // heads, most=MAX_HEAD_DIM)
     if reader.integer("rope.dimension_count", head_dim) != head_dim:
         raise ModelFormatError(f"{file.path}: {arch}.rope.dimension_count is not head_dim = {head_dim}")
     if reader.integer("attention.value_length", head_dim) != head_dim:
@@ -33,9 +33,12 @@ def config_from_gguf(file: GGUFFile) -> TargetConfig:
     if embedding is None:
         raise ModelFormatError(f"{file.path}: tensor token_embd.weight is missing; the file is incomplete")
     # Mistral's files call themselves llama; only the sliding window tells.
-    window = reader.get("attention.sliding_window") if arch == "llama" else None
+    window = None
+    if arch == "llama" and reader.get("attention.sliding_window"):
+        window = reader.integer("attention.sliding_window")
     family = "mistral" if window else str(arch)
-    num_layers, eos = reader.integer("block_count"), file.metadata.get("tokenizer.ggml.eos_token_id")
+    num_layers = reader.integer("block_count", most=MAX_LAYERS)
+    eos, bos = (_token_id(file, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "bos"))
     return TargetConfig(
         family=family,
         vocab_size=embedding.shape[0],
@@ -47,14 +50,21 @@ def config_from_gguf(file: GGUFFile) -> TargetConfig:
         head_dim=head_dim,
         rms_norm_eps=_short(reader.number("attention.layer_norm_rms_epsilon")),
         rope=_rope(reader, head_dim),
-        max_position_embeddings=reader.integer("context_length"),
+        max_position_embeddings=reader.integer("context_length", most=MAX_POSITIONS),
         attention_bias=FAMILIES[family].attention_bias,
         qk_norm=FAMILIES[family].qk_norm,
-        windows=(int(window),) * num_layers if window else (),
+        windows=(window,) * num_layers if window else (),
         tie_word_embeddings="output.weight" not in file.tensors,
-        eos_token_ids=() if eos is None else (int(eos),),
-        bos_token_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
+        eos_token_ids=() if eos is None else (eos,),
+        bos_token_id=bos,
     )
+
+
+def _token_id(file: GGUFFile, key: str) -> int | None:
+    value = file.metadata.get(key)
+    if value is not None and (type(value) is not int or value < 0):
+        raise ModelFormatError(f"{file.path}: {key} = {value!r}, but it must be a token id")
+    return value
 
 
 class _Metadata:
@@ -66,11 +76,12 @@ class _Metadata:
     def get(self, key: str) -> Any:
         return self.file.metadata.get(f"{self.arch}.{key}")
 
-    def integer(self, key: str, default: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None, *, most: int = 2**31 - 1) -> int:
+        """A size; above `most`, which no model comes near, the file is damaged and memory would run out."""
         value = self.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise self.bad(key, value, "a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+            raise self.bad(key, value, f"an integer from 1 to {most}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

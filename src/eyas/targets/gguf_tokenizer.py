@@ -58,7 +58,23 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
 
 
 def tokenizer_from_gguf(file: GGUFFile) -> Any:
-    """PreTrainedTokenizerFast with vocabulary, merges, special tokens and chat template of `file`."""
+    """PreTrainedTokenizerFast with vocabulary, merges, special tokens and chat template of `file`.
+
+    ModelFormatError where they are missing, damaged or of a kind that is not supported.
+    """
+    try:
+        return _build(file)
+    except ModelFormatError:
+        raise
+    except Exception as error:  # noqa: BLE001 - damaged values raise errors of any kind in the libraries
+        first = next(iter(str(error).strip().splitlines()), "")
+        raise ModelFormatError(
+            f"{file.path}: the tokenizer's metadata (tokenizer.*) is damaged "
+            f"({type(error).__name__}: {first}); download it again"
+        ) from None
+
+
+def _build(file: GGUFFile) -> Any:
     data = file.metadata
     tokens = _required(file, "tokenizer.ggml.tokens")
     kind = _required(file, "tokenizer.ggml.model")
@@ -95,7 +111,7 @@ def tokenizer_from_gguf(file: GGUFFile) -> Any:
 def _byte_level(file: GGUFFile, tokens: list[str]) -> tuple[Tokenizer, bool]:
     """Byte-level BPE of the GPT-2 kind, and whether it starts texts with BOS by default."""
     name = file.metadata.get("tokenizer.ggml.pre")
-    if name in {None, "default"}:
+    if name is None or name == "default":
         name = UNNAMED.get(str(file.metadata.get("general.architecture")), name)
     rule = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
     if rule is None:

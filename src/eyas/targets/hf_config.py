@@ -67,7 +67,7 @@ def config_from_hf(
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ModelFormatError(f"{path}: model_type {kind!r} is not supported; supported are {SUPPORTED}")
     if "quantization_config" in values:
-        method = (values["quantization_config"] or {}).get("quant_method", "?")
+        method = _Fields(values, path).mapping("quantization_config").get("quant_method", "?")
         raise ModelFormatError(
             f"{path}: weights are quantized ({method}); use the original checkpoint or a GGUF file"
         )
@@ -142,8 +142,10 @@ def _windows(kind: str, values: dict[str, Any], fields: _Fields, num_layers: int
     types = values.get("layer_types")
     if types is None:
         first = values.get("max_window_layers", 28)
+        if type(first) is not int:
+            raise fields.bad("max_window_layers", first, "an integer")
         types = ["full_attention" if i < first else "sliding_attention" for i in range(num_layers)]
-    if len(types) != num_layers:
+    if not isinstance(types, list) or len(types) != num_layers:
         raise fields.bad("layer_types", types, f"a list of {num_layers} entries")
     windows = tuple(window if entry == "sliding_attention" else None for entry in types)
     return windows if any(windows) else ()

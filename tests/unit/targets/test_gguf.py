@@ -13,6 +13,7 @@ from eyas.core.model_config import RopeConfig
 from eyas.nn.rotary import inverse_frequencies
 from eyas.targets.families import FAMILIES
 from eyas.targets.gguf_config import config_from_gguf
+from eyas.targets.gguf_tokenizer import tokenizer_from_gguf
 from eyas.targets.load import load_target
 from eyas.targets.weights.convert import _shards
 from eyas.targets.weights.gguf import unpermute
@@ -253,6 +254,40 @@ def test_damaged_header(tmp_path):
             assert "tiny.gguf" in str(error)  # noqa: PT017 - either outcome is right
             refused += 1
     assert refused > 20
+
+
+ODD_VALUES = (None, 0, -1, 1.5, float("nan"), 10**12, "x", True, [], [1, 2], ["a"], ["a b", "c"])
+
+
+def test_metadata_of_another_type_or_size(tmp_path):
+    """Every key with every odd value: it is read, or refused by an error that names the file."""
+    path, _ = make(tmp_path, "mistral")
+    whole = GGUFFile(path)
+    keys = [*whole.metadata, "llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.expert_count"]
+    keys += [f"tokenizer.ggml.{name}" for name in ("bos_token_id", "unknown_token_id", "add_bos_token")]
+    refused = 0
+    for key in keys:
+        before = whole.metadata.get(key)
+        for value in ODD_VALUES:
+            whole.metadata[key] = value
+            for read in (config_from_gguf, tokenizer_from_gguf):
+                try:
+                    read(whole)
+                except ModelFormatError as error:
+                    assert "tiny.gguf" in str(error)  # noqa: PT017 - either outcome is right
+                    refused += 1
+        whole.metadata[key] = before
+    assert refused > 100
+
+
+def test_a_damaged_merge_is_named(tmp_path):
+    """One byte of the metadata: `a b` becomes `a z`, which is no token."""
+    path, _ = make(tmp_path)
+    raw = path.read_bytes()
+    assert raw.count(b"a b") == 1
+    path.write_bytes(raw.replace(b"a b", b"a z"))
+    with pytest.raises(ModelFormatError, match=r"tiny\.gguf: the tokenizer's metadata .* is damaged"):
+        load_target(path)
 
 
 def test_not_gguf(tmp_path):

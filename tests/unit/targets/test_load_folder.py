@@ -157,6 +157,21 @@ def test_empty_folder(tmp_path):
             "partial_rotary_factor",
         ),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantized \(awq\)"),
+        ({"quantization_config": "awq"}, "quantization_config = 'awq', but it must be an object"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4, "layer_types": 7},
+            "layer_types = 7, but it must be a list of 5 entries",
+        ),
+        (
+            {
+                "model_type": "qwen2",
+                "use_sliding_window": True,
+                "sliding_window": 4,
+                "layer_types": None,
+                "max_window_layers": "x",
+            },
+            "max_window_layers = 'x', but it must be an integer",
+        ),
         ({"num_hidden_layers": "many"}, "num_hidden_layers = 'many'"),
         (
             {"num_hidden_layers": 10**12},
