@@ -118,7 +118,10 @@ def load_head(
     where = str(folder)
     values = read_json(folder / "config.json")
     meta = read_json(folder / "eyas.json") if (folder / "eyas.json").exists() else {}
-    check_target(meta.get("target") or {}, target_config, identity, where=where)
+    made_for = meta.get("target") or {}
+    if not isinstance(made_for, dict):
+        raise ModelFormatError(f"{folder / 'eyas.json'}: target must be an object, got {made_for!r}"[:300])
+    check_target(made_for, target_config, identity, where=where)
     config = read_config(values, target_config, where=where)
     if values.get(FORMAT_KEY, PACKED_FORMAT) != PACKED_FORMAT:
         raise ModelFormatError(f"{where}: {FORMAT_KEY}={values[FORMAT_KEY]!r} is unknown here; update eyas")

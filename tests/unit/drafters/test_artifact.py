@@ -241,6 +241,13 @@ def test_a_head_for_another_target_shows_both_values(saved):
         make_model(model.config, torch.zeros(10, 32))
 
 
+def test_a_target_entry_that_is_no_object(saved):
+    model, folder = saved
+    (folder / "eyas.json").write_text('{"target": ["tiny"]}')
+    with pytest.raises(ModelFormatError, match=r"eyas\.json: target must be an object"):
+        load_head(folder, TARGET, model.embed_weight)
+
+
 def test_another_fingerprint_only_warns(saved):
     model, folder = saved
     with pytest.warns(UserWarning, match="fingerprint abababababab"):
