@@ -111,7 +111,7 @@ def open_trainer(
     target = loaded[key]
     template_ids: frozenset[int] = frozenset()
     if getattr(target.tokenizer, "chat_template", None):
-        from eyas.cli.data import end_ids
+        from eyas.cli.data_options import end_ids
 
         template_ids = ChatTemplate(target.tokenizer, end_ids(target)).own_ids()
     return Trainer(

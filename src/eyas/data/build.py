@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.core.errors import DataError
+from eyas.data.files import key_of
 from eyas.data.sources import read_conversations
 from eyas.data.store import StoreWriter
 from eyas.data.template import ChatTemplate
@@ -46,7 +47,8 @@ def build_store(
             ids = ids[:max_tokens]
             spans = [(begin, min(end, max_tokens)) for begin, end in spans if begin < max_tokens]
         if spans:
-            writer.add(conversation.id, ids, spans)
+            # All answers to a prompt are trained on, or all are held out.
+            writer.add(conversation.id, ids, spans, key=key_of(conversation.prompt_id))
         else:
             counts["num_dropped"] += 1
         if progress is not None:

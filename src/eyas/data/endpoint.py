@@ -1,4 +1,4 @@
-"""Answers from any OpenAI-compatible endpoint (chat completions over HTTP), several requests at a time.
+"""Answers from any OpenAI-compatible endpoint (over HTTP), several requests at a time.
 
 The endpoint returns text, so its conversations carry no token ids; packing tokenises them with the chat
 template. Requests that fail for a passing reason (connection, 429, 5xx) are tried again, later each time. One
@@ -9,14 +9,15 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from eyas.core.errors import DataError
 from eyas.core.sampling import SamplingParams
-from eyas.data.regenerate import Dialog
+from eyas.data.regenerate_dialog import Dialog, Generate
 
 REFUSED = (400, 413, 422)
 """HTTP codes that speak of one request, not of the endpoint."""
@@ -58,11 +59,34 @@ class EndpointAnswerer:
         self, dialogs: list[Dialog], params: list[SamplingParams]
     ) -> Iterator[tuple[int, str, str, int]]:
         """Yield answers as they arrive; a request that is refused has no text and the reason "error"."""
+        pairs = zip(dialogs, params, strict=True)
+        return self._each([partial(self._ask, dialog=dialog, params=param) for dialog, param in pairs])
+
+    def continuing(self, tokenizer: Any, end_id: int) -> Generate:
+        """Continues token ids through /completions. What comes back is text, so its ids are the tokenizer's.
+
+        `end_id` is put behind a text that ended by itself, as the engine does.
+        """
+
+        def generate(
+            prompts: list[list[int]], params: list[SamplingParams]
+        ) -> Iterator[tuple[int, list[int], str]]:
+            pairs = zip(prompts, params, strict=True)
+            calls = [partial(self._complete, ids=ids, params=param) for ids, param in pairs]
+            for index, text, reason, _ in self._each(calls):
+                ids = tokenizer.encode(text, add_special_tokens=False) if text else []
+                yield index, [*ids, end_id] if reason == "stop" else ids, reason
+
+        return generate
+
+    def _each(
+        self, calls: Sequence[Callable[[str], tuple[str, str, int]]]
+    ) -> Iterator[tuple[int, str, str, int]]:
         pool = ThreadPoolExecutor(self.concurrency)
         try:
             jobs = {
-                pool.submit(self._ask, self.urls[i % len(self.urls)], dialog, param): i
-                for i, (dialog, param) in enumerate(zip(dialogs, params, strict=True))
+                pool.submit(call, self.urls[i % len(self.urls)].rstrip("/")): i
+                for i, call in enumerate(calls)
             }
             for job in as_completed(jobs):
                 try:
@@ -74,23 +98,40 @@ class EndpointAnswerer:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _ask(self, url: str, dialog: Dialog, params: SamplingParams) -> tuple[str, str, int]:
-        body: dict[str, Any] = {
-            "model": self.model,
-            "messages": dialog.messages,
-            "temperature": params.temperature,
-            "max_tokens": params.max_tokens,
-            "seed": params.seed,
-        }
+    def _ask(self, url: str, *, dialog: Dialog, params: SamplingParams) -> tuple[str, str, int]:
+        body: dict[str, Any] = {"messages": dialog.messages}
         if self.template_options:
             body["chat_template_kwargs"] = self.template_options
-        reply = self._post(f"{url.rstrip('/')}/chat/completions", body)
+        return self._choice(
+            f"{url}/chat/completions", body, params, lambda choice: choice["message"]["content"]
+        )
+
+    def _complete(self, url: str, *, ids: list[int], params: SamplingParams) -> tuple[str, str, int]:
+        # The stop ids are vLLM's and SGLang's extension; a model stops at its own end of text without it.
+        body = {"prompt": ids, "stop_token_ids": list(params.stop_token_ids)}
+        return self._choice(f"{url}/completions", body, params, lambda choice: choice["text"])
+
+    def _choice(
+        self, url: str, body: dict[str, Any], params: SamplingParams, text_of: Callable[[Any], Any]
+    ) -> tuple[str, str, int]:
+        """Text, finish reason and tokens of the first choice that the endpoint gives."""
+        reply = self._post(
+            url,
+            body
+            | {
+                "model": self.model,
+                "temperature": params.temperature,
+                "top_p": params.top_p,
+                "max_tokens": params.max_tokens,
+                "seed": params.seed,
+            },
+        )
         try:
             choice = reply["choices"][0]
-            text = choice["message"]["content"] or ""
+            text = text_of(choice) or ""
             count = int((reply.get("usage") or {}).get("completion_tokens", 0))
         except (KeyError, IndexError, TypeError) as error:
-            raise DataError(f"{url}: not a chat completion: {json.dumps(reply)[:300]}") from error
+            raise DataError(f"{url}: not a completion: {json.dumps(reply)[:300]}") from error
         if not isinstance(text, str):
             raise DataError(f"{url}: the answer is no text: {json.dumps(reply)[:300]}")
         return text, choice.get("finish_reason") or "stop", count or len(text.split())

@@ -7,62 +7,26 @@
 A record: {"id", "source", "messages", "temperature", "finish_reasons"} and, where the generator speaks token
 ids, "token_ids" and "spans": the exact ids that the target was given and chose. They are never made again
 from text: tokenising an answer need not give back the ids that the target chose.
+
+One of several answers to a prompt has "prompt_id" too, the id of the prompt; a conversation whose last user
+turns the target wrote has "num_written", how many.
 """
 
-import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from eyas.core.errors import DataError
 from eyas.core.sampling import SamplingParams
-from eyas.data.files import key_of, make_folder, read_manifest, sha256_json, write_bytes, write_json
-from eyas.data.sources import Message, Prompt, read_lines
-from eyas.data.template import ChatTemplate, Span
-
-RUN_FORMAT, FORMAT = "eyas-regeneration-run", "eyas-regeneration"
-
-Generate = Callable[[list[list[int]], list[SamplingParams]], Iterator[tuple[int, list[int], str]]]
-"""Answers prompts of token ids: yields (index, ids, finish reason) in any order. The ids include the
-end-of-text token that ended an answer (reason "stop")."""
-
-Progress = Callable[[int, int, int], None]
-"""Told (answered conversations, all conversations, generated tokens of this run)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegenerateConfig:
-    """How prompts are answered."""
-
-    temperatures: dict[float, float] = field(default_factory=lambda: {0.0: 0.7, 0.7: 0.3})
-    """Temperature -> share of prompts; which prompt gets which goes by the hash of its id."""
-    max_new_tokens: int = 512
-    max_prompt_tokens: int = 2048
-    """Longer prompts are left out (first turn) or end their conversation (later turns)."""
-    seed: int = 0
-    shard_size: int = 2000
-    window: int = 16384
-    """Conversations handed to the generator at a time; the rest waits."""
-
-
-@dataclass(slots=True)
-class Dialog:
-    """A conversation while it is being answered."""
-
-    prompt: Prompt
-    temperature: float
-    messages: list[Message]
-    ids: list[int] = field(default_factory=list)
-    """Exact ids so far: what the next answer continues. Empty for generators that speak text."""
-    spans: list[Span] = field(default_factory=list)
-    finish_reasons: list[str] = field(default_factory=list)
-
-    def drop_turn(self) -> None:
-        """Take back the last turn, which got no usable answer: what was said before it stays."""
-        del self.messages[-2:], self.finish_reasons[-1:], self.spans[-1:]
-        self.ids = self.ids[: self.spans[-1][1]] if self.spans else []
+from eyas.data.files import key_of
+from eyas.data.follow_ups import FollowUpWriter
+from eyas.data.mix import point_of, spread
+from eyas.data.regenerate_dialog import Dialog, Generate, Progress, RegenerateConfig
+from eyas.data.regenerate_shards import ShardWriter
+from eyas.data.sources import Prompt
+from eyas.data.template import ChatTemplate
 
 
 class Answerer(Protocol):
@@ -115,165 +79,157 @@ def regenerate(
     config: RegenerateConfig,
     *,
     about: dict[str, Any],
+    users: FollowUpWriter | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Answer every prompt that no finished shard in `out` has; returns the manifest.
 
     `about` says where the answers come from (target identity, endpoint, source file) and, with `config`,
-    decides whether a folder may be continued. Raises DataError if it holds another run.
+    decides whether a folder may be continued. `users` writes the user's next turns (`config.follow_ups`).
+    Raises DataError if `out` holds another run, or two answers would get one id.
     """
-    writer = _ShardWriter(out, config, about)
-    waiting = [_dialog(prompt, config) for prompt in prompts if prompt.id not in writer.done]
-    total, tokens, skipped, started = len(prompts), 0, 0, time.monotonic()
-    finished = len(prompts) - len(waiting)
-    try:
-        for first in range(0, len(waiting), config.window):
-            active = waiting[first : first + config.window]
-            while active:
-                ready = []
-                for dialog in active:
-                    if answerer.open(dialog) <= config.max_prompt_tokens:
-                        ready.append(dialog)
-                    elif dialog.spans or dialog.finish_reasons:
-                        dialog.messages.pop()  # the user turn that no longer fits
-                        dialog.ids = dialog.ids[: dialog.spans[-1][1]] if dialog.spans else []
-                        writer.add(dialog)
-                        finished += 1
-                    else:
-                        skipped += 1
-                active = []
-                params = [_params(dialog, config) for dialog in ready]
-                for index, text, reason, count in answerer.answer(ready, params):
-                    dialog = ready[index]
-                    tokens += count
-                    turn = len(dialog.finish_reasons) + 1
-                    dialog.finish_reasons.append(reason)
-                    dialog.messages.append({"role": "assistant", "content": text})
-                    if count and text.strip() and reason != "error" and turn < len(dialog.prompt.turns):
-                        dialog.messages.append({"role": "user", "content": dialog.prompt.turns[turn]})
-                        active.append(dialog)
-                    elif text.strip() and reason != "error":
-                        writer.add(dialog)
-                        finished += 1
-                    elif turn > 1:
-                        dialog.drop_turn()
-                        writer.add(dialog)
-                        finished += 1
-                    else:
-                        skipped += 1
-                    if progress is not None:
-                        progress(finished + skipped, total, tokens)
-    finally:
-        # Also when the user stops it: what is answered is kept.
-        writer.flush()
-    return writer.manifest(seconds=time.monotonic() - started, new_tokens=tokens, skipped=skipped)
+    if config.follow_ups and users is None:
+        raise DataError("follow_ups: nobody is there to write them; give the target's chat template")
+    dialogs = [dialog for prompt in prompts for dialog in open_dialogs(prompt, config)]
+    _check_ids(dialogs)
+    run = _Run(answerer, users if config.follow_ups else None, ShardWriter(out, config, about), config)
+    run.total, run.progress = len(dialogs), progress
+    return run.go(dialogs)
 
 
-def _dialog(prompt: Prompt, config: RegenerateConfig) -> Dialog:
-    """Choose the temperature by the id's hash: share 0.7 at T 0 takes hashes below 0.7."""
-    point = (key_of(f"{config.seed}:{prompt.id}") >> 11) / 2**53 * sum(config.temperatures.values())
-    temperature = next(iter(config.temperatures))
-    for temperature, share in config.temperatures.items():  # noqa: B007 - the last stays
-        point -= share
-        if point < 0:
-            break
-    return Dialog(prompt, temperature, prompt.opening)
+def open_dialogs(prompt: Prompt, config: RegenerateConfig) -> list[Dialog]:
+    """The samples of a prompt. Temperatures go by the id's hash: share 0.7 at T 0 takes hashes below 0.7.
+
+    The first sample has the prompt's id, so that more of them may be told apart from it: p, p/1, p/2.
+    """
+    temperatures = spread(config.temperatures, point_of(f"{config.seed}:{prompt.id}"), config.samples)
+    names = [prompt.id, *(f"{prompt.id}/{number}" for number in range(1, len(temperatures)))]
+    return [
+        Dialog(replace(prompt, id=name), temperature, prompt.opening, prompt_id=prompt.id)
+        for name, temperature in zip(names, temperatures, strict=True)
+    ]
 
 
-def _params(dialog: Dialog, config: RegenerateConfig) -> SamplingParams:
-    turn = len(dialog.finish_reasons)
+def _check_ids(dialogs: list[Dialog]) -> None:
+    seen: dict[str, str] = {}
+    for dialog in dialogs:
+        other = seen.setdefault(dialog.prompt.id, dialog.prompt_id)
+        if other != dialog.prompt_id:
+            raise DataError(
+                f"samples of the prompts {other!r} and {dialog.prompt_id!r} would both be called "
+                f"{dialog.prompt.id!r}; rename one of the prompts"
+            )
+
+
+def turn_params(dialog: Dialog, config: RegenerateConfig, *, user: bool = False) -> SamplingParams:
+    """How a dialog's next turn is sampled; each turn has a seed of its own."""
+    name = f"{config.seed}:{dialog.prompt.id}:{len(dialog.finish_reasons)}"
+    if user:
+        return SamplingParams(
+            temperature=config.follow_up_temperature,
+            top_p=config.follow_up_top_p,
+            max_tokens=config.max_follow_up_tokens,
+            seed=key_of(f"{name}:user") >> 33,
+        )
     return SamplingParams(
-        temperature=dialog.temperature,
-        max_tokens=config.max_new_tokens,
-        seed=key_of(f"{config.seed}:{dialog.prompt.id}:{turn}") >> 33,
+        temperature=dialog.temperature, max_tokens=config.max_new_tokens, seed=key_of(name) >> 33
     )
 
 
-class _ShardWriter:
-    """Buffers finished dialogs and moves whole shards into place; knows which ids are done."""
+class _Run:
+    """Answers turn after turn of many dialogs at a time."""
 
-    def __init__(self, out: Path, config: RegenerateConfig, about: dict[str, Any]) -> None:
-        make_folder(out)
-        self.out, self.shard_size = out, config.shard_size
-        settings = {k: v for k, v in asdict(config).items() if k not in ("shard_size", "window")}
-        settings["temperatures"] = [list(pair) for pair in config.temperatures.items()]
-        self.run = {"format": RUN_FORMAT, "about": about, "settings": settings}
-        path = out / "run.json"
-        if path.exists():
-            before = read_manifest(path, RUN_FORMAT)
-            if before != json.loads(json.dumps(self.run)):
-                changed = [
-                    key for key in self.run if before.get(key) != json.loads(json.dumps(self.run[key]))
-                ]
-                raise DataError(
-                    f"{path}: the folder holds another run ({', '.join(changed)} differ); continue it with "
-                    "the same source, target and parameters, or choose another --out"
-                )
+    def __init__(
+        self,
+        answerer: Answerer,
+        users: FollowUpWriter | None,
+        writer: ShardWriter,
+        config: RegenerateConfig,
+    ) -> None:
+        self.answerer, self.users, self.writer, self.config = answerer, users, writer, config
+        self.progress: Progress | None = None
+        self.total, self.finished, self.skipped, self.tokens = 0, 0, 0, 0
+
+    def go(self, dialogs: list[Dialog]) -> dict[str, Any]:
+        """Answer what is not done yet; returns the manifest."""
+        waiting = [dialog for dialog in dialogs if dialog.prompt.id not in self.writer.done]
+        self.finished, started = len(dialogs) - len(waiting), time.monotonic()
+        try:
+            for first in range(0, len(waiting), self.config.window):
+                active = waiting[first : first + self.config.window]
+                while active:
+                    active = self._turn(active)
+        finally:
+            # Also when the user stops it: what is answered is kept.
+            self.writer.flush()
+        seconds = time.monotonic() - started
+        return self.writer.manifest(seconds=seconds, new_tokens=self.tokens, skipped=self.skipped)
+
+    def _turn(self, active: list[Dialog]) -> list[Dialog]:
+        """Answer the next turn of each; returns those that have another user turn behind it."""
+        ready = [dialog for dialog in active if self._opens(dialog)]
+        params = [turn_params(dialog, self.config) for dialog in ready]
+        going, asked = [], []
+        for index, text, reason, count in self.answerer.answer(ready, params):
+            dialog = ready[index]
+            self.tokens += count
+            turn = len(dialog.finish_reasons) + 1
+            dialog.finish_reasons.append(reason)
+            dialog.messages.append({"role": "assistant", "content": text})
+            good, num_turns = bool(text.strip()) and reason != "error", len(dialog.prompt.turns)
+            if good and count and turn < num_turns:
+                dialog.messages.append({"role": "user", "content": dialog.prompt.turns[turn]})
+                going.append(dialog)
+            elif good and self.users and turn < num_turns + self.config.follow_ups and reason == "stop":
+                asked.append(dialog)
+            elif good:
+                self._finish(dialog)
+            elif turn > 1:
+                dialog.drop_turn()
+                self._finish(dialog)
+            else:
+                self.skipped += 1
+            self._report()
+        return going + self._ask(asked)
+
+    def _opens(self, dialog: Dialog) -> bool:
+        """Whether the next answer can be asked for; one that has grown too long ends before this turn."""
+        size = len(dialog.ids)
+        try:
+            if self.answerer.open(dialog) <= self.config.max_prompt_tokens:
+                return True
+        except DataError:
+            # Text that the target wrote may be none that its template takes; what was given must be.
+            if len(dialog.finish_reasons) < len(dialog.prompt.turns):
+                raise
+        if dialog.finish_reasons:
+            dialog.messages.pop()  # the user turn that no longer fits
+            dialog.ids = dialog.ids[:size]
+            self._finish(dialog)
         else:
-            write_json(path, self.run)
-        self.done: set[str] = set()
-        self.counts = {"num_conversations": 0, "num_answers": 0, "num_answer_tokens": 0, "num_tokens": 0}
-        self.shards = sorted(out.glob("shard-*.jsonl"))
-        for shard in self.shards:
-            for number, record in read_lines(shard):
-                try:
-                    self._count(record)
-                except (KeyError, TypeError, ValueError) as error:
-                    raise DataError(
-                        f"{shard}:{number}: no record of this run ({error!r}); remove it"
-                    ) from None
-        self.buffer: list[dict[str, Any]] = []
+            self.skipped += 1
+        return False
 
-    def _count(self, record: dict[str, Any]) -> None:
-        self.done.add(record["id"])
-        self.counts["num_conversations"] += 1
-        self.counts["num_answers"] += len(record["finish_reasons"])
-        self.counts["num_answer_tokens"] += sum(end - begin for begin, end in record.get("spans", []))
-        self.counts["num_tokens"] += len(record.get("token_ids", []))
+    def _ask(self, dialogs: list[Dialog]) -> list[Dialog]:
+        """Let the target write a user's next turn; returns the dialogs that got one."""
+        if self.users is None or not dialogs:
+            return []
+        going = []
+        params = [turn_params(dialog, self.config, user=True) for dialog in dialogs]
+        for index, text, count in self.users.write(dialogs, params, self.config.max_prompt_tokens):
+            self.tokens += count
+            if text:
+                dialogs[index].messages.append({"role": "user", "content": text})
+                going.append(dialogs[index])
+            else:
+                self._finish(dialogs[index])
+            self._report()
+        return going
 
-    def add(self, dialog: Dialog) -> None:
-        """Take a finished dialog; writes a shard when one is full."""
-        record: dict[str, Any] = {
-            "id": dialog.prompt.id,
-            "source": dialog.prompt.source,
-            "temperature": dialog.temperature,
-            "messages": dialog.messages,
-            "finish_reasons": dialog.finish_reasons,
-        }
-        if dialog.spans:
-            record |= {"token_ids": dialog.ids, "spans": dialog.spans}
-        self.buffer.append(record)
-        if len(self.buffer) >= self.shard_size:
-            self.flush()
+    def _finish(self, dialog: Dialog) -> None:
+        self.writer.add(dialog)
+        self.finished += 1
 
-    def flush(self) -> None:
-        """Write what is buffered as a shard."""
-        if not self.buffer:
-            return
-        path = self.out / f"shard-{len(self.shards):05d}.jsonl"
-        lines = [json.dumps(record, ensure_ascii=False, separators=(",", ":")) for record in self.buffer]
-        write_bytes(path, ("\n".join(lines) + "\n").encode())
-        self.shards.append(path)
-        for record in self.buffer:
-            self._count(record)
-        self.buffer = []
-
-    def manifest(self, *, seconds: float, new_tokens: int, skipped: int) -> dict[str, Any]:
-        """Write and return the totals; seconds and tok/s add up over resumed runs."""
-        path = self.out / "manifest.json"
-        before = read_manifest(path, FORMAT) if path.exists() else {}
-        seconds += float(before.get("seconds", 0.0))
-        generated = new_tokens + int(before.get("num_generated", 0))
-        manifest = {
-            "format": FORMAT,
-            "run": self.run,
-            **self.counts,
-            "num_skipped": skipped,
-            "num_generated": generated,
-            "seconds": round(seconds, 3),
-            "tokens_per_second": round(generated / seconds, 1) if seconds else 0.0,
-            "shards": [shard.name for shard in self.shards],
-        }
-        manifest["hash"] = sha256_json({"run": self.run, "counts": self.counts, "shards": manifest["shards"]})
-        write_json(path, manifest)
-        return manifest
+    def _report(self) -> None:
+        if self.progress is not None:
+            self.progress(self.finished + self.skipped, self.total, self.tokens)

@@ -48,6 +48,8 @@ class Conversation:
     messages: tuple[Message, ...]
     token_ids: tuple[int, ...] | None = None
     spans: tuple[tuple[int, int], ...] | None = None
+    prompt_id: str = ""
+    """What it shares with other answers to the same prompt; its own id where there are none."""
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -97,13 +99,14 @@ def read_conversations(path: Path) -> Iterator[Conversation]:
             where = f"{file}:{number}"
             messages = tuple(_messages(value.get("messages"), where))
             name = _identity(value, file, number, seen)
+            origin = str(value.get("prompt_id", name))
             ids, spans = value.get("token_ids"), value.get("spans")
             if (ids is None) != (spans is None):
                 raise DataError(f"{where}: token_ids and spans belong together, one of them is missing")
             if ids is None:
-                yield Conversation(name, messages)
+                yield Conversation(name, messages, prompt_id=origin)
             elif _integers(ids) and isinstance(spans, list) and all(_integers(s, 2) for s in spans):
-                yield Conversation(name, messages, tuple(ids), tuple((a, b) for a, b in spans))
+                yield Conversation(name, messages, tuple(ids), tuple((a, b) for a, b in spans), origin)
             else:
                 raise DataError(f"{where}: token_ids must be a list of ids, spans a list of [begin, end]")
 

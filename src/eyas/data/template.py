@@ -9,6 +9,12 @@ from what stands before it, as at inference, where the prompt is tokenised and t
 
 Supervised are the answer and its end-of-turn token (the last end-of-text id of its piece); what a template
 puts before the answer (an empty thinking block) and after its end is context.
+
+The same way the target can be asked for what a *user* would say: a marked message is rendered, and what
+stands before the mark is where the user's text begins. Its end is the first special token behind the mark.
+
+    <|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n | MARK | <|im_end|> \n<|im_start|>assistant\n
+    the target goes on from here                                      and ends here
 """
 
 from dataclasses import dataclass
@@ -18,6 +24,9 @@ from eyas.core.errors import DataError
 from eyas.data.sources import Message
 
 Span = tuple[int, int]
+
+_MARK = "Userstextbeginshere"
+"""Stands for a user's text: letters only, so that no template trims or escapes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +102,54 @@ class ChatTemplate:
 
         `ended` says that the answer's ids include their end-of-turn token, which is then not repeated.
         """
-        _, after, (_, tail) = self._piece(messages, answer)
         grown = [*messages, {"role": "assistant", "content": answer}, following]
-        whole = self.render(grown, open_answer=True)
+        return self._continue(messages, answer, self.render(grown, open_answer=True), ended=ended)
+
+    def user_ids(self, messages: list[Message]) -> list[int]:
+        """Ids of messages with a user's turn opened: what the target continues to write a user's text."""
+        return self.tokenize(self._user_opening(messages))
+
+    def user_follow_up_ids(self, messages: list[Message], answer: str, *, ended: bool) -> list[int]:
+        """Ids between an answer's own ids and the text of the user's next turn; `ended` as above."""
+        grown = [*messages, {"role": "assistant", "content": answer}]
+        return self._continue(messages, answer, self._user_opening(grown), ended=ended)
+
+    def user_end_id(self) -> int:
+        """The special token that ends a user's text; DataError where the template writes none."""
+        text = self.render([{"role": "user", "content": _MARK}], open_answer=True)
+        special = self.special_ids()
+        for token in self.tokenize(text[text.rindex(_MARK) + len(_MARK) :]) if _MARK in text else []:
+            if token in special:
+                return token
+            if self.tokenizer.decode([token]).strip():
+                break
+        raise DataError(
+            "the chat template ends a user's text with no special token, so the target cannot end one itself"
+        )
+
+    def special_ids(self) -> frozenset[int]:
+        """Ids that stand for no text: the tokenizer's special tokens and the end-of-text ids."""
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        marked = {token for token, about in added.items() if about.special}
+        return frozenset(marked | set(self.tokenizer.all_special_ids)) | self.end_ids
+
+    def shows_system(self) -> bool:
+        """Whether a system message stands in what the target reads."""
+        probe = [{"role": "system", "content": _MARK}, {"role": "user", "content": "a"}]
+        try:
+            return _MARK in self.render(probe)
+        except DataError:
+            return False
+
+    def _user_opening(self, messages: list[Message]) -> str:
+        text = self.render([*messages, {"role": "user", "content": _MARK}])
+        if text.count(_MARK) != 1:
+            raise DataError(f"the chat template shows a user's text {text.count(_MARK)} times, not once")
+        return text[: text.index(_MARK)]
+
+    def _continue(self, messages: list[Message], answer: str, whole: str, *, ended: bool) -> list[int]:
+        """Ids of what `whole` has beyond `messages` and `answer`, without an end of turn that was said."""
+        _, after, (_, tail) = self._piece(messages, answer)
         if not whole.startswith(after):
             raise DataError("the chat template rewrites earlier turns; regenerate single turns only")
         ids = self.tokenize(tail + whole[len(after) :])

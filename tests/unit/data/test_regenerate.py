@@ -15,7 +15,8 @@ from toy_tokenizer import END, toy_tokenizer
 from eyas.core.errors import DataError
 from eyas.data.build import build_store
 from eyas.data.endpoint import EndpointAnswerer
-from eyas.data.regenerate import IdAnswerer, RegenerateConfig, regenerate
+from eyas.data.regenerate import IdAnswerer, regenerate
+from eyas.data.regenerate_dialog import RegenerateConfig
 from eyas.data.sources import Prompt
 from eyas.data.store import TokenStore
 from eyas.data.template import ChatTemplate
