@@ -230,6 +230,31 @@ def test_metrics(served):
     assert "spec_decode_num_drafts_created" not in text
 
 
+def test_there_is_one_acceptance_length(served):
+    """Of a request: in `usage`, and from two readings of /metrics or of the engine, as a sweep takes them."""
+    from eyas.bench.counters import Counters
+
+    def read():
+        stats = Counters.of_stats(served.llm.stats.as_dict())
+        return Counters.of_metrics(served.http.get("/metrics").text), stats
+
+    before = read()
+    usage = served.post(TEXT, prompt="hello", temperature=0, max_tokens=30, ignore_eos=True).json()["usage"]
+    found = [after - earlier for after, earlier in zip(read(), before, strict=True)]
+    speculation = usage["speculation"]
+    length = 1 + speculation["accepted_tokens"] / speculation["draft_steps"]
+    assert length > 1
+    assert speculation["draft_steps"] == speculation["steps"] - 1 == found[0].drafts
+    assert speculation["acceptance_length"] == pytest.approx(length, abs=1e-4)
+    for counters in found:
+        assert counters.summary()["acceptance_length"] == length
+        assert 1 + sum(counters.summary()["acceptance_by_position"]) == pytest.approx(length)
+    stats = served.llm.stats
+    assert served.metric("eyas_acceptance_length") == stats.acceptance_length
+    assert stats.acceptance_length == 1 + stats.accepted / stats.drafted_row_steps
+    assert served.metric("eyas_tokens_per_forward") == stats.tokens_per_forward < stats.acceptance_length
+
+
 def test_health(served):
     assert served.http.get("/health").json() == {"status": "ok"}
 
