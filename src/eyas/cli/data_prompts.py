@@ -25,7 +25,7 @@ def command(
     target: TargetOption,
     out: Annotated[Path, typer.Option(help="Folder of the prompts; a run that stopped goes on in it.")],
     count: Annotated[int, typer.Option(min=1, help="Prompts to keep.")] = 1000,
-    temperatures: Annotated[str, typer.Option(help="temperature:share, ...")] = "1:1",
+    temperatures: Annotated[str, typer.Option(help="temperature:share, ...")] = "0.8:1,1:1",
     top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this share.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Other seeds give other prompts.")] = 0,
     source: Annotated[str, typer.Option(help="Begins the prompts' ids.")] = "self",

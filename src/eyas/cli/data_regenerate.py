@@ -45,7 +45,7 @@ def command(
         int,
         typer.Option(min=0, help="User turns that the target writes itself and answers, at most so many."),
     ] = 0,
-    follow_up_temperature: Annotated[float, typer.Option(help="Of the user turns it writes.")] = 1.0,
+    follow_up_temperature: Annotated[float, typer.Option(help="Of the user turns it writes.")] = 0.8,
     follow_up_top_p: Annotated[float, typer.Option(help="Of the user turns it writes.")] = 1.0,
     max_follow_up_tokens: Annotated[
         int, typer.Option(min=2, help="A user turn that does not end by then ends its conversation.")

@@ -4,10 +4,9 @@ A text is its words, case and punctuation aside: "What's up, Doc?" -> what s up 
 runs of three words in it (the whole text where it has fewer). Two texts are alike where the shingles that
 both have are at least a share t of all that either has (Jaccard).
 
-The index holds only a few shingles of each. With all shingles in one fixed order, texts A and B that are
-alike have one in common among the first |A| - ceil(t |A|) + 1 of A and the same of B, because they share at
-least t |A| and t |B| of them (prefix filtering, Chaudhuri et al. 2006). Long shingles come first, as they
-are rare.
+A text B that has n shingles is alike only to texts that have at least t n of them; so each of those has one of
+any n - ceil(t n) + 1 shingles of B (prefix filtering, Chaudhuri et al. 2006), and only the texts that have
+one of B's rarest are compared with it.
 """
 
 import math
@@ -35,18 +34,22 @@ class AlikeIndex:
     def __init__(self, share: float) -> None:
         self.share = share
         self._sets: list[array[int]] = []
-        self._places: dict[int, list[int]] = {}
+        # Shingle -> the first text that has it, and the others: most shingles have no others.
+        self._first: dict[int, int] = {}
+        self._others: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
         return len(self._sets)
 
     def find(self, words: tuple[str, ...]) -> int | None:
-        """Number of a text that is alike, or None."""
-        shingles = grams_of(words, SHINGLE)
-        own, size = {hash(shingle) for shingle in shingles}, len(shingles)
+        """Number of a text that is alike, the first one found, or None."""
+        own = _shingles(words)
+        size = len(own)
+        # The small number keeps the bound where rounding puts t n just above a whole number.
+        enough = size - math.ceil(self.share * size - 1e-9) + 1
         seen: set[int] = set()
-        for key in self._prefix(shingles):
-            for number in self._places.get(key, ()):
+        for key in sorted(own, key=self._count)[:enough]:
+            for number in self._texts(key):
                 other = self._sets[number]
                 if number in seen or not self.share * size <= len(other) <= size / self.share:
                     continue
@@ -58,15 +61,22 @@ class AlikeIndex:
 
     def add(self, words: tuple[str, ...]) -> None:
         """Take a text in; its number is how many there were."""
-        shingles = grams_of(words, SHINGLE)
-        for key in self._prefix(shingles):
-            self._places.setdefault(key, []).append(len(self._sets))
-        self._sets.append(array("q", (hash(shingle) for shingle in shingles)))
+        own, number = _shingles(words), len(self._sets)
+        for key in own:
+            if self._first.setdefault(key, number) != number:
+                self._others.setdefault(key, []).append(number)
+        self._sets.append(array("q", own))
 
-    def _prefix(self, shingles: set[str]) -> list[int]:
-        # The small number keeps the bound where rounding puts t |A| just above a whole number.
-        size = len(shingles) - math.ceil(self.share * len(shingles) - 1e-9) + 1
-        return [hash(shingle) for shingle in sorted(shingles, key=lambda one: (-len(one), one))[:size]]
+    def _count(self, key: int) -> int:
+        return len(self._others.get(key, ())) + (key in self._first)
+
+    def _texts(self, key: int) -> list[int]:
+        return [self._first[key], *self._others.get(key, ())] if key in self._first else []
+
+
+def _shingles(words: tuple[str, ...]) -> set[int]:
+    # Two runs of words with one number would take 2^32 texts to be likely.
+    return {hash(gram) for gram in grams_of(words, SHINGLE)}
 
 
 class Known:

@@ -27,7 +27,7 @@ class RegenerateConfig:
     """Answers to each prompt, at temperatures spread by their shares; but never two at temperature 0."""
     follow_ups: int = 0
     """At most so many user turns behind a prompt's own are written by the target itself, and answered."""
-    follow_up_temperature: float = 1.0
+    follow_up_temperature: float = 0.8
     follow_up_top_p: float = 1.0
     max_follow_up_tokens: int = 256
     max_new_tokens: int = 512
