@@ -84,3 +84,55 @@ def test_a_tokenizer_without_template_is_an_error():
     tokenizer.chat_template = None
     with pytest.raises(DataError, match="chat template"):
         ChatTemplate(tokenizer, (END,))
+
+
+def test_a_users_turn_is_opened_and_ends_where_the_template_says(template):
+    opening = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n"
+    assert template.user_ids(TWO_TURNS[:1]) == template.tokenize(opening)
+    assert template.user_ids([]) == template.tokenize("<|im_start|>user\n")
+    assert template.user_end_id() == END
+    # Opening, a text's ids and the rest of the turn are the prompt that the template renders.
+    text = template.tokenize("Hi")
+    rest = template.tokenize("<|im_end|>\n<|im_start|>assistant\n")
+    assert template.user_ids(TWO_TURNS[:1]) + text + rest == template.prompt_ids(TWO_TURNS[:2])
+
+
+def test_a_users_next_turn_joins_exact_ids(template):
+    prompt = template.prompt_ids(TWO_TURNS[:2])
+    answer = [*template.tokenize(" Hello there "), END]
+    for ids, ended in ((answer, True), (answer[:-1], False)):
+        between = template.user_follow_up_ids(TWO_TURNS[:2], " Hello there ", ended=ended)
+        assert prompt + ids + between == template.user_ids(TWO_TURNS[:3])
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("<|im_start|>{{ m['content'] | trim }} \n<unused>", 3),  # white space before a special token
+        ("[INST] {{ m['content'] }} [/INST]", None),
+        ("{{ m['content'] }}", None),
+        ("Something else<|im_end|>", None),
+    ],
+)
+def test_where_a_users_turn_ends(text, end):
+    tokenizer = toy_tokenizer("{% for m in messages %}" + text + "{% endfor %}")
+    template = ChatTemplate(tokenizer, (END,))
+    if end is None:
+        with pytest.raises(DataError, match="no special token"):
+            template.user_end_id()
+    else:
+        assert template.user_end_id() == end
+
+
+def test_a_users_text_that_is_shown_twice_has_no_place(template):
+    twice = toy_tokenizer(
+        "{% for m in messages %}{{ m['content'] }}, {{ m['content'] }}<|im_end|>{% endfor %}"
+    )
+    with pytest.raises(DataError, match="2 times"):
+        ChatTemplate(twice, (END,)).user_ids([])
+    assert template.shows_system()
+    assert not ChatTemplate(toy_tokenizer("{{ raise_exception('no') }}"), (END,)).shows_system()
+
+
+def test_special_ids_are_those_that_stand_for_no_text(template):
+    assert template.special_ids() == {0, 1, 2, 3}
