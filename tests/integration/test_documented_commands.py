@@ -32,6 +32,8 @@ SHORTER = {
     "generate": "--max-tokens 4",
     "compare": "-k 2 --num-prompts 1 --max-tokens 4 --rounds 1",
     "verify": "-k 2 --batches 1 --num-prompts 1 --max-tokens 4 --samples 40",
+    "data prompts": "--count 1 --min-tokens 1 --max-tokens 4 --max-draws 1500 --max-num-seqs 64 "
+    "--temperatures 1.5:1",
     "data regenerate": "--max-new-tokens 8",
     "train": "data.seq_len=64 head.draft_vocab_size=48 head.num_layers=1 run.batch_rows=1 run.max_steps=1 "
     "run.epochs=null run.compile=false run.validate_every=0 run.validate_rows=1 run.checkpoint_every=0 "

@@ -28,7 +28,9 @@ app.command("capture")(data_capture.command)
 
 @app.command()
 def pack(
-    conversations: Annotated[Path, typer.Argument(help="JSONL of conversations, or a folder of shards.")],
+    conversations: Annotated[
+        list[Path], typer.Argument(help="JSONL files of conversations, or folders of shards.")
+    ],
     *,
     target: TargetOption,
     out: Annotated[Path, typer.Option(help="Folder of the token store.")],

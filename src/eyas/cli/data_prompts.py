@@ -79,6 +79,7 @@ def command(
 
     OUT/prompts.jsonl is what `eyas data regenerate` reads.
     """
+    from eyas.core.errors import DataError
     from eyas.data.prompts import Pace, PromptsConfig, write_prompts
     from eyas.data.sources import Prompt, read_prompts
     from eyas.targets.load import load_target
@@ -121,10 +122,12 @@ def command(
         manifest = write_prompts(
             count, template, generate, out, config, pace, about=about, excluded=excluded, progress=report
         )
+    faults = ", ".join(f"{number:,} {name}" for name, number in manifest["faults"].items())
+    if not manifest["num_prompts"]:
+        raise DataError(f"{out}: none of {manifest['num_draws']:,} texts was kept ({faults})")
     if as_json:
         console.print_json(manifest)
         return
-    faults = ", ".join(f"{number:,} {name}" for name, number in manifest["faults"].items())
     console.results().print(
         f"{manifest['num_prompts']:,} prompts from {manifest['num_draws']:,} texts, "
         f"{manifest['num_tokens']:,} tokens in {manifest['seconds']:,.0f} s "

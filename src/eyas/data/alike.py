@@ -4,8 +4,8 @@ A text is its words, case and punctuation aside: "What's up, Doc?" -> what s up 
 runs of three words in it (the whole text where it has fewer). Two texts are alike where the shingles that
 both have are at least a share t of all that either has (Jaccard).
 
-A text B that has n shingles is alike only to texts that have at least t n of them; so each of those has one of
-any n - ceil(t n) + 1 shingles of B (prefix filtering, Chaudhuri et al. 2006), and only the texts that have
+A text B that has n shingles is alike only to texts that have at least t n of them; so each of those has one
+of any n - ceil(t n) + 1 shingles of B (prefix filtering, Chaudhuri et al. 2006), and only the texts that have
 one of B's rarest are compared with it.
 """
 

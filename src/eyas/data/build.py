@@ -1,6 +1,6 @@
 """Conversations on disk -> a token store."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from eyas.data.template import ChatTemplate
 
 
 def build_store(
-    conversations: Path,
+    conversations: Path | Sequence[Path],
     out: Path,
     *,
     vocab_size: int,
@@ -22,14 +22,16 @@ def build_store(
     max_tokens: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Store a JSONL file or a folder of shards; returns the manifest.
+    """Store JSONL files and folders of shards, one after the other; returns the manifest.
 
     Records with exact token ids keep them; the others go through `template`. Documents are cut at
     `max_tokens`, a cut that leaves nothing supervised drops the document (counted in the manifest's meta).
     """
     counts = {"num_exact": 0, "num_templated": 0, "num_dropped": 0}
     writer = StoreWriter(out, vocab_size=vocab_size, meta={**meta, "conversations": counts})
-    for number, conversation in enumerate(read_conversations(conversations), start=1):
+    paths = [conversations] if isinstance(conversations, Path) else conversations
+    everything = ((path, one) for path in paths for one in read_conversations(path))
+    for number, (path, conversation) in enumerate(everything, start=1):
         if conversation.token_ids is not None and conversation.spans is not None:
             ids, spans = list(conversation.token_ids), list(conversation.spans)
             counts["num_exact"] += 1
@@ -41,7 +43,7 @@ def build_store(
             counts["num_templated"] += 1
         else:
             raise DataError(
-                f"{conversations}: {conversation.id} has no token_ids; give --target for its chat template"
+                f"{path}: {conversation.id} has no token_ids; give --target for its chat template"
             )
         if max_tokens is not None and len(ids) > max_tokens:
             ids = ids[:max_tokens]

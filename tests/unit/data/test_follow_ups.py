@@ -1,13 +1,16 @@
 """User turns that the target writes, and several answers to one prompt, in `regenerate`."""
 
 import json
+import threading
 from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from toy_tokenizer import END, THINKING, toy_tokenizer
 
 from eyas.core.errors import ConfigError, DataError
 from eyas.data.build import build_store
+from eyas.data.endpoint import EndpointAnswerer
 from eyas.data.follow_ups import FollowUpWriter
 from eyas.data.regenerate import IdAnswerer, regenerate
 from eyas.data.regenerate_dialog import RegenerateConfig
@@ -221,6 +224,16 @@ def test_samples_of_a_prompt_are_held_out_together(tmp_path):
     assert set(TokenStore.load(tmp_path / "plain").doc_keys.tolist()) == set(store.doc_keys.tolist())
 
 
+def test_a_store_of_several_folders_has_the_documents_of_each(tmp_path):
+    for name, options in (("a", {"follow_ups": 0}), ("b", {"follow_ups": 1})):
+        run(tmp_path / name, Both(), PROMPTS, **options)
+        build_store(tmp_path / name, tmp_path / f"{name}-store", vocab_size=260, template=None, meta={})
+    build_store([tmp_path / "a", tmp_path / "b"], tmp_path / "both", vocab_size=260, template=None, meta={})
+    one, two, both = (TokenStore.load(tmp_path / name) for name in ("a-store", "b-store", "both"))
+    assert both.num_documents == 18
+    assert [both.document(i) for i in range(18)] == [s.document(i) for s in (one, two) for i in range(9)]
+
+
 def test_folders_from_before_these_options_go_on(tmp_path):
     """run.json names options only where they are used."""
     run(tmp_path, Both(), PROMPTS[:3], follow_ups=0)
@@ -230,3 +243,50 @@ def test_folders_from_before_these_options_go_on(tmp_path):
         run(tmp_path, Both(), PROMPTS, follow_ups=1)
     with pytest.raises(DataError, match="another run"):
         run(tmp_path, Both(), PROMPTS, follow_ups=0, samples=2)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """/chat/completions says how many messages there are, /completions how many ids, and refuses one."""
+
+    seen = None
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append(body)
+        choice = {"finish_reason": "stop"}
+        if self.path == "/v1/completions":
+            choice["text"] = f"why {len(body['prompt'])}?"
+        else:
+            choice["message"] = {"content": f"{len(body['messages'])} messages"}
+        self.send_response(400 if "Say 2" in TOKENIZER.decode(body.get("prompt", [])) else 200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"choices": [choice], "usage": {"completion_tokens": 5}}).encode())
+
+    def log_message(self, *args):
+        pass
+
+
+def test_an_endpoint_writes_users_turns_behind_the_rendered_text(tmp_path):
+    handler = type("This", (Handler,), {"seen": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        answerer = EndpointAnswerer(urls=(f"http://127.0.0.1:{server.server_port}/v1/",), model="m")
+        users = FollowUpWriter(TEMPLATE, answerer.continuing(TOKENIZER, END))
+        config = RegenerateConfig(follow_ups=2, follow_up_top_p=0.9)
+        prompts = [Prompt(f"p{i}", (f"Say {i}",)) for i in range(4)]
+        regenerate(prompts, answerer, tmp_path, config, about={}, users=users)
+    finally:
+        server.shutdown()
+        server.server_close()
+    got = records(tmp_path)
+    assert {name: r.get("num_written", 0) for name, r in got.items()} == {"p0": 2, "p1": 2, "p2": 0, "p3": 2}
+    bodies = {tuple(body["prompt"]): body for body in handler.seen if "prompt" in body}
+    for name in ("p0", "p1", "p3"):
+        messages = got[name]["messages"]
+        for place in (2, 4):
+            ids = tokens(TEMPLATE.render(messages[:place]) + USER)
+            assert messages[place] == {"role": "user", "content": f"why {len(ids)}?"}
+            body = bodies[tuple(ids)]
+            assert (body["stop_token_ids"], body["top_p"], body["temperature"]) == ([END], 0.9, 0.8)
+    assert answerer.num_refused == 1
