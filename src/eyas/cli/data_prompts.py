@@ -54,7 +54,10 @@ def command(
     max_draws: Annotated[
         int | None, typer.Option(min=1, help="Stop after so many texts; 10 times --count unless given.")
     ] = None,
-    shard_size: Annotated[int, typer.Option(min=1, help="Texts between two writes to the disk.")] = 256,
+    shard_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Texts between two writes to the disk; 16 on the CPU and 256 elsewhere."),
+    ] = None,
     drafter: Annotated[
         str | None, typer.Option(help="A head folder or prompt_lookup, to write faster.")
     ] = None,
@@ -117,7 +120,8 @@ def command(
         longest = max(len(template.user_ids(opening)) for opening in config.openings)
         llm = bulk_engine(loaded, drafter, max_num_seqs, longest + max_tokens + 64, on_cuda=1024)
         generate = llm.iterate_ids
-    pace = Pace(max_draws=max_draws or 10 * count, shard_size=shard_size)
+    slow = not endpoint and loaded.device.type == "cpu"
+    pace = Pace(max_draws=max_draws or 10 * count, shard_size=shard_size or (16 if slow else 256))
     with token_progress("writing", count) as report:
         manifest = write_prompts(
             count, template, generate, out, config, pace, about=about, excluded=excluded, progress=report

@@ -39,24 +39,24 @@ def write(capsys, target, out, *args):
 
 
 def test_the_target_writes_prompts_and_answers_them(target, tmp_path, capsys):
-    manifest, err = write(capsys, target, tmp_path / "p", "--count", 4)
-    assert manifest["num_prompts"] == len(prompts(tmp_path / "p")) == 4
-    assert "4/4" in err
+    manifest, err = write(capsys, target, tmp_path / "p", "--count", 2)
+    assert manifest["num_prompts"] == len(prompts(tmp_path / "p")) == 2
+    assert "2/2" in err
     options = ["--out", tmp_path / "a", "--target", target, "--device", "cpu", "--max-new-tokens", 6]
     options += ["--samples", 2, "--temperatures", "0:1,1:1", "--follow-ups", 1, "--json"]
     status, text, err = run(capsys, "regenerate", tmp_path / "p" / "prompts.jsonl", *options)
     assert status == 0, err
     result = json.loads(text)
-    assert result["answers"]["num_conversations"] + result["answers"]["num_skipped"] == 8
+    assert result["answers"]["num_conversations"] + result["answers"]["num_skipped"] == 4
     assert result["store"]["num_documents"] == result["answers"]["num_conversations"] > 0
 
 
 def test_a_server_writes_what_the_engine_writes(target, tmp_path, capsys):
-    write(capsys, target, tmp_path / "here", "--count", 3)
+    write(capsys, target, tmp_path / "here", "--count", 2)
     llm = LLM(load_target(target), max_model_len=512, device="cpu")
     with Served(llm) as server:
         where = ["--endpoint", f"{server.url}/v1", "--model", llm.target.identity.name]
-        write(capsys, target, tmp_path / "http", "--count", 3, "--shard-size", 999, *where)
+        write(capsys, target, tmp_path / "http", "--count", 2, "--shard-size", 999, *where)
     assert prompts(tmp_path / "http") == prompts(tmp_path / "here")
 
 
