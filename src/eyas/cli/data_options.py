@@ -132,9 +132,11 @@ def tell(result: dict[str, Any], as_json: bool, out: Path) -> None:
     printer = console.results()
     answers, store = result["answers"], result["store"]
     if answers is not None:
+        written = answers.get("num_written", 0)
         printer.print(
             f"{answers['num_conversations']:,} conversations, {answers['num_answers']:,} answers, "
-            f"{answers['num_generated']:,} tokens in {answers['seconds']:,.0f} s "
+            + (f"{written:,} user turns written, " if written else "")
+            + f"{answers['num_generated']:,} tokens in {answers['seconds']:,.0f} s "
             f"({answers['tokens_per_second']:,.0f} tok/s), {answers['num_skipped']:,} left out"
         )
     if store is not None:

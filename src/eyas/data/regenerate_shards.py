@@ -60,6 +60,8 @@ class ShardWriter:
         self.counts["num_answers"] += len(record["finish_reasons"])
         self.counts["num_answer_tokens"] += sum(end - begin for begin, end in record.get("spans", []))
         self.counts["num_tokens"] += len(record.get("token_ids", []))
+        if "num_written" in record:
+            self.counts["num_written"] = self.counts.get("num_written", 0) + record["num_written"]
 
     def add(self, dialog: Dialog) -> None:
         """Take a finished dialog; writes a shard when one is full."""
