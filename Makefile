@@ -2,7 +2,7 @@
 #
 #   make demo        get a small real model, decode with and without draft heads, print the table
 #   make test        everything that runs on a CPU, in as many processes as there are cores (WORKERS=0: in one)
-#   make test-unit   tests/unit alone, the same way
+#   make test-unit   tests/unit without what is marked slow (kills, several processes, compilation), the same way
 #   make test-gpu    what needs one CUDA device (run it in an environment that has a CUDA build of torch)
 #   make soak        5,000 requests against a server, a third of them cancelled (minutes)
 #   make test-vllm   exported heads in the real vLLM on a CPU (Python 3.12 as VLLM_PYTHON, 6 GB, half an hour)
@@ -31,13 +31,13 @@ demo: $(VENV)/.runtime
 # tests/conftest.py says how many `auto` is. A worker that has run out of tests takes over some of another's.
 WORKERS ?= auto
 PARALLEL := -n $(WORKERS) --dist worksteal
-ON_CPU := -m "not gpu and not multi_gpu and not soak"
+ON_CPU := not gpu and not multi_gpu and not soak
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(PARALLEL) $(ON_CPU) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "$(ON_CPU)" $(PYTEST_ARGS)
 
 test-unit: $(VENV)/.dev
-	$(BIN)/python -m pytest $(PARALLEL) $(ON_CPU) $(PYTEST_ARGS) tests/unit
+	$(BIN)/python -m pytest $(PARALLEL) -m "$(ON_CPU) and not slow" $(PYTEST_ARGS) tests/unit
 
 test-gpu:
 	$(PYTHON) -m pytest -m "gpu and not multi_gpu" $(PYTEST_ARGS)

@@ -168,6 +168,7 @@ def test_several_drafters_over_one_target_are_recorded_batch_by_batch(tmp_path, 
     assert len(set(floors)) == 6
 
 
+@pytest.mark.slow
 def test_jobs_that_compile_first_run_and_say_what_failed():
     options = StepOptions(num_draft_tokens=2, batch_sizes=(1, 2), context=24, num_steps=2, repeats=1)
     jobs = jobs_of("shape:tiny", ["shape:eagle3"], options, "cpu", None)

@@ -124,6 +124,7 @@ def test_a_folder_of_another_variant_is_refused(opener, store, tmp_path):
         run_study(study, study.plans, out, opener, say=str)
 
 
+@pytest.mark.slow
 def test_a_study_that_pauses_again_and_again_ends_with_the_same_records(opener, store, tmp_path):
     path = write_study(tmp_path, store)
     whole, cut = (load_study(path, tmp_path / name) for name in ("whole", "cut"))
