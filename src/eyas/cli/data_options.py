@@ -26,6 +26,17 @@ TemplateOption = Annotated[
         "--template-option", help="name=JSON for the chat template (enable_thinking=false). Repeat it."
     ),
 ]
+EndpointModel = Annotated[str, typer.Option("--model", help="Model name for the endpoint.")]
+ApiKey = Annotated[
+    str | None, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="Key for the endpoint.")
+]
+Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Requests at once to the endpoints.")]
+MaxNumSeqs = Annotated[int | None, typer.Option("--max-num-seqs", min=1, help="Requests decoded at once.")]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda; cuda where there is one.")]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option("--dtype", help="float32 on CPU and bfloat16 on CUDA unless given."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 

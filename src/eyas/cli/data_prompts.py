@@ -7,7 +7,13 @@ import typer
 
 from eyas.cli import console
 from eyas.cli.data_options import (
+    ApiKey,
+    Concurrency,
+    DeviceOption,
+    DtypeOption,
+    EndpointModel,
     Json,
+    MaxNumSeqs,
     TargetOption,
     TemplateOption,
     bulk_engine,
@@ -65,17 +71,13 @@ def command(
         list[str] | None,
         typer.Option(help="OpenAI-compatible URL whose /completions writes instead. Repeat it."),
     ] = None,
-    model: Annotated[str, typer.Option(help="Model name for the endpoint.")] = "",
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key for the endpoint.")
-    ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once to the endpoints.")] = 32,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Requests decoded at once.")] = None,
+    model: EndpointModel = "",
+    api_key: ApiKey = None,
+    concurrency: Concurrency = 32,
+    max_num_seqs: MaxNumSeqs = None,
     template_option: TemplateOption = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32 on CPU and bfloat16 on CUDA unless given.")
-    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
     as_json: Json = False,
 ) -> None:
     """Let the target write prompts itself: its chat template is opened where a user's text begins.

@@ -7,7 +7,13 @@ import typer
 
 from eyas.cli import console
 from eyas.cli.data_options import (
+    ApiKey,
+    Concurrency,
+    DeviceOption,
+    DtypeOption,
+    EndpointModel,
     Json,
+    MaxNumSeqs,
     OptionalTarget,
     TemplateOption,
     bulk_engine,
@@ -31,11 +37,9 @@ def command(
         list[str] | None,
         typer.Option(help="OpenAI-compatible URL (http://host:8000/v1) that answers instead. Repeat it."),
     ] = None,
-    model: Annotated[str, typer.Option(help="Model name for the endpoint.")] = "",
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key for the endpoint.")
-    ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once to the endpoints.")] = 32,
+    model: EndpointModel = "",
+    api_key: ApiKey = None,
+    concurrency: Concurrency = 32,
     temperatures: Annotated[str, typer.Option(help="temperature:share, ...")] = "0:0.7,0.7:0.3",
     samples: Annotated[
         int,
@@ -55,13 +59,11 @@ def command(
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
     seed: Annotated[int, typer.Option(help="Of the sampled answers.")] = 0,
     shard_size: Annotated[int, typer.Option(min=1, help="Conversations in a shard.")] = 1000,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Requests decoded at once.")] = None,
+    max_num_seqs: MaxNumSeqs = None,
     template_option: TemplateOption = None,
     store: Annotated[bool, typer.Option(help="Build the token store in OUT/store at the end.")] = True,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32 on CPU and bfloat16 on CUDA unless given.")
-    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
     as_json: Json = False,
 ) -> None:
     """Let the target answer prompts itself: the data that a head is trained on."""
