@@ -6,6 +6,7 @@ from eyas.kernels.dispatch import _twin
 from eyas.kernels.reference import step_expand as _expand
 from eyas.kernels.reference import step_force as _force
 from eyas.kernels.reference import step_grow as _grow
+from eyas.kernels.reference import step_markov as _markov
 from eyas.kernels.reference import step_move as _move
 from eyas.kernels.reference import step_settle as _settle
 from eyas.kernels.reference import step_take as _take
@@ -138,3 +139,17 @@ def best(pool: Pool, size: int, num_draft_tokens: int) -> tuple[Tensor, Tensor]:
     """See eyas.kernels.reference.step_grow.best."""
     out: tuple[Tensor, Tensor] = _twin(_grow, pool.tokens).best(pool, size, num_draft_tokens)
     return out
+
+
+def markov_guess(
+    logits: Tensor,
+    pre: Tensor | None,
+    table: Tensor,
+    out: Tensor,
+    index_map: Tensor | None,
+    *,
+    silu: bool,
+) -> Tensor:
+    """See eyas.kernels.reference.step_markov.markov_guess."""
+    guesses: Tensor = _twin(_markov, logits).markov_guess(logits, pre, table, out, index_map, silu=silu)
+    return guesses

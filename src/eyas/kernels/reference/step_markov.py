@@ -1,0 +1,52 @@
+"""Greedy guesses whose logits hear the guess before: a product of R numbers, one depth after the other.
+
+Legend: B requests, K depths, Vd draft ids, R rank of the correction.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def markov_guess(
+    logits: Tensor,
+    pre: Tensor | None,
+    table: Tensor,
+    out: Tensor,
+    index_map: Tensor | None,
+    *,
+    silu: bool,
+) -> Tensor:
+    """Choose depth by depth; int64 [B, K], ids of index_map, or draft ids without one.
+
+        row_k = act(pre[b, k] + table[c_{k-1}])        act: silu, or nothing
+        c_0   = argmax_v logits[b, 0, v]
+        c_k   = argmax_v (logits[b, k, v] + out[v] . row_k)
+
+    c are draft ids; of equals the smallest wins. Sums are float32; row_k is rounded to out's type before its
+    product. A request with NaN among its logits gets ids in range, which ones is not said.
+
+    Example, Vd 3, R 1, K 2, without pre and silu: logits [[1, 9, 0], [5, 4, 3]] choose 1 at depth 0; table
+    [[0], [2], [0]] gives row [2], and out [[0], [0], [3]] adds [0, 0, 6]: [5, 4, 9] -> [[1, 2]]. With
+    index_map [7, 8, 9] -> [[8, 9]].
+
+    Args:
+        logits: [B, K, Vd] without the correction, of any float type.
+        pre: [B, K, R]; None counts as zeros. Depth 0's is not read.
+        table: [Vd, R].
+        out: [Vd, R].
+        index_map: int64 [Vd].
+        silu: see above.
+    """
+    num_requests, num_depths, _ = logits.shape
+    chosen = torch.empty(num_requests, num_depths, dtype=torch.int64, device=logits.device)
+    across = out.float().T
+    for depth in range(num_depths):
+        current = logits[:, depth].float()
+        if depth:
+            row = table[chosen[:, depth - 1]].float()
+            row = row if pre is None else pre[:, depth].float() + row
+            row = functional.silu(row) if silu else row
+            current = current + row.to(out.dtype).float() @ across
+        chosen[:, depth] = current.argmax(-1)
+    return chosen if index_map is None else index_map[chosen]
