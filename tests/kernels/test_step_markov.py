@@ -1,11 +1,22 @@
 """Corrected guesses: the reference against a naive loop, Triton against the reference."""
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from eyas.kernels import dispatch_step
+from eyas.kernels import dispatch, dispatch_step
+from eyas.kernels.dispatch import use_backend
+from eyas.kernels.settings import use_pdl
+from eyas.kernels.triton.step_markov import Tiling, launch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+# The interpreter gets bfloat16 products wrong.
+HALF = torch.float16 if INTERPRETED else torch.bfloat16
 
 
 def naive(logits, pre, table, out, index_map, silu):
@@ -67,3 +78,163 @@ def test_the_example():
     for index_map, expected in ((None, [[1, 2]]), (torch.tensor([7, 8, 9]), [[8, 9]])):
         actual = dispatch_step.markov_guess(logits, None, table, out, index_map, silu=False)
         assert actual.tolist() == expected
+
+
+def twins(logits, pre, table, out, index_map, silu):
+    """(Triton's answer, the reference's)."""
+    arguments = [x if x is None else x.to(DEVICE) for x in (logits, pre, table, out, index_map)]
+    with use_backend("reference"):
+        expected = dispatch_step.markov_guess(*arguments, silu=silu)
+    with use_backend("triton"):
+        return dispatch_step.markov_guess(*arguments, silu=silu), expected
+
+
+# A lone request, more than a block of them, tiles that do not fit, one depth, ranks that are no power of two.
+SHAPES = [(1, 7, 300, 8), (3, 2, 261, 33), (17, 3, 128, 20), (2, 1, 70, 128)]
+KINDS = [(HALF, False, False), (HALF, True, True), (torch.float32, True, False), (torch.float32, False, True)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "has_pre", "has_map"), KINDS)
+@pytest.mark.parametrize(("requests", "depths", "vocab", "rank"), SHAPES)
+def test_equal_where_sums_are_exact(requests, depths, vocab, rank, dtype, has_pre, has_map):
+    """Whole numbers have many ties, and no order of a sum changes them."""
+    generator = torch.Generator().manual_seed(vocab)
+    logits = whole(generator, -9, 10, requests, depths, vocab, dtype=dtype)
+    pre = whole(generator, -2, 3, requests, depths, rank, dtype=dtype) if has_pre else None
+    table, out = (whole(generator, -2, 3, vocab, rank, dtype=dtype) for _ in range(2))
+    index_map = torch.randperm(3 * vocab, generator=generator)[:vocab] if has_map else None
+    actual, expected = twins(logits, pre, table, out, index_map, silu=False)
+    assert actual.dtype == torch.int64
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("tiles", "dtype"),
+    [
+        (Tiling(64, 3, 64, 16, 4), HALF),
+        (Tiling(64, 3, 32, 16, 4), torch.float32),
+        (Tiling(256, 1, 64, 64, 8), HALF),
+    ],
+)
+def test_other_cuts(tiles, dtype):
+    """Several tiles a program, whose last has none; R in parts; more requests at once than there are."""
+    generator = torch.Generator().manual_seed(4)
+    logits, pre = (whole(generator, -9, 10, 18, 3, size, dtype=dtype).to(DEVICE) for size in (270, 50))
+    table, out = (whole(generator, -2, 3, 270, 50, dtype=dtype).to(DEVICE) for _ in range(2))
+    with torch.no_grad():
+        actual = launch(tiles, logits, pre, table, out, None, silu=False)
+    with use_backend("reference"):
+        assert torch.equal(actual, dispatch_step.markov_guess(logits, pre, table, out, None, silu=False))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+def test_every_guess_is_a_largest(dtype):
+    """With silu and real numbers: what is chosen, given what was chosen before it, is no worse than any."""
+    generator = torch.Generator().manual_seed(5)
+    logits, pre = (torch.randn(19, 4, size, generator=generator).to(dtype) for size in (500, 24))
+    table, out = torch.randn(2, 500, 24, generator=generator).to(dtype).unbind(0)
+    actual, expected = (ids.cpu() for ids in twins(logits, pre, table, out, None, silu=True))
+    assert (actual == expected).float().mean() > 0.9
+    for depth in range(1, 4):
+        row = torch.nn.functional.silu(pre[:, depth].float() + table[actual[:, depth - 1]].float())
+        values = logits[:, depth].float() + row.to(dtype).float() @ out.float().T
+        chosen = values.gather(1, actual[:, depth : depth + 1])[:, 0]
+        # One unit in the last place of a row's number may differ.
+        assert (chosen >= values.max(1).values - (0.1 if dtype == HALF else 1e-4)).all()
+
+
+@pytest.mark.gpu
+def test_infinities_and_both_zeros():
+    """Whole rows of -inf choose the first id; -0.0 ties with 0.0; the padding of a tile is never chosen."""
+    logits = torch.full((2, 3, 70), float("-inf"))
+    logits[1, 0, 20:] = torch.where(torch.arange(50) % 2 == 0, -0.0, 0.0)
+    logits[1, 1, 69] = float("inf")
+    table, out = torch.ones(70, 8), torch.zeros(70, 8)
+    actual, expected = twins(logits.to(HALF), None, table.to(HALF), out.to(HALF), None, silu=False)
+    assert torch.equal(actual, expected)
+    assert actual.tolist() == [[0, 0, 0], [20, 69, 0]]
+
+
+@pytest.mark.gpu
+def test_nan_hurts_its_own_request_only():
+    generator = torch.Generator().manual_seed(6)
+    logits = whole(generator, -9, 10, 5, 3, 300, dtype=HALF)
+    table, out = (whole(generator, -2, 3, 300, 8, dtype=HALF) for _ in range(2))
+    sound, _ = twins(logits, None, table, out, torch.arange(300) + 7, silu=False)
+    logits[1, 0], logits[3, 1, 5] = float("nan"), float("nan")
+    broken, _ = twins(logits, None, table, out, torch.arange(300) + 7, silu=False)
+    assert torch.equal(broken[[0, 2, 4]], sound[[0, 2, 4]])
+    assert ((broken >= 7) & (broken < 307)).all()
+
+
+@pytest.mark.gpu
+def test_parts_of_wider_tensors():
+    """Rows of a wider tensor are copied, and nothing but the rows is read."""
+    generator = torch.Generator().manual_seed(7)
+    logits = whole(generator, -9, 10, 3, 4, 400, dtype=HALF)
+    table, out = (whole(generator, -2, 3, 300, 16, dtype=HALF) for _ in range(2))
+    actual, expected = twins(logits[:, 1:, 50:350], None, table[:, 4:12], out[:, 8:], None, silu=False)
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="a product's bits are the device's")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("vocab", "rank"), [(14848, 128), (14848, 32), (3001, 100)])
+def test_a_request_gets_its_ids_in_every_batch(vocab, rank, dtype):
+    """With many near ties, each of 70 requests alone, in other places and among 3, 16, 17 and 70."""
+    generator = torch.Generator().manual_seed(8)
+    logits, pre = (torch.randn(70, 7, size, generator=generator) for size in (vocab, rank))
+    table, out = torch.randn(2, vocab, rank, generator=generator).unbind(0)
+    # What depth 1 on chooses hangs on the correction alone.
+    logits, pre, table, out = (x.to(DEVICE, dtype) for x in (logits * 0.01, pre, table, out))
+    together, _ = twins(logits, pre, table, out, None, silu=True)
+    for size in (1, 3, 16, 17):
+        for first in range(0, 70 - size, 7):
+            part = slice(first, first + size)
+            alone, _ = twins(logits[part], pre[part], table, out, None, silu=True)
+            assert torch.equal(alone, together[part]), (size, first)
+    order = torch.randperm(70, generator=generator).to(DEVICE)
+    moved, _ = twins(logits[order], pre[order], table, out, None, silu=True)
+    assert torch.equal(moved, together[order])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="graphs are CUDA's")
+@pytest.mark.parametrize("pdl", ["off", "late", "early", "auto"])
+@pytest.mark.parametrize("requests", [1, 8, 64])
+def test_in_a_graph(requests, pdl):
+    """Captured after a product that makes the logits, and run again with other numbers in the same memory."""
+    with use_pdl(pdl), torch.no_grad():
+        shape = {"device": DEVICE, "dtype": torch.bfloat16}
+        normed = torch.empty(requests * 7, 256, **shape)
+        head = torch.randn(14848, 256, **shape)
+        pre, table, out = (torch.randn(*size, 128, **shape) for size in ((requests, 7), (14848,), (14848,)))
+        index_map = torch.arange(14848, device=DEVICE) * 2
+
+        def draft():
+            logits = dispatch.linear(normed, head).view(requests, 7, -1)
+            return dispatch_step.markov_guess(logits, pre, table, out, index_map, silu=True)
+
+        normed.normal_()
+        draft()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = draft()
+        for _ in range(5):
+            normed.normal_()
+            graph.replay()
+            with use_pdl("off"):
+                assert torch.equal(captured, draft())
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the child")
+def test_in_the_interpreter():
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-m", "gpu"]
+    child = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stdout + child.stderr
+    assert "24 passed" in child.stdout
