@@ -21,7 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from eyas.kernels.triton import pdl
-from eyas.kernels.triton.pdl import EARLY, LATE, OFF, let_in, wait
+from eyas.kernels.triton.linear_short import _moved as _moved_by
+from eyas.kernels.triton.pdl import EARLY, LATE, let_in, wait
 
 LAST = tl.constexpr(2**31 - 1)
 """All bits of an id. A key ends in LAST - id, written id ^ LAST: of equal logits the lower id is larger."""
@@ -51,6 +52,12 @@ def _id_of(key, VOCAB: tl.constexpr):
 
 
 @triton.jit
+def _moved(x):
+    """The same, to the compiler something new: what it does with it may not be moved before later loads."""
+    return _moved_by(x, 32 // x.dtype.primitive_bitwidth)
+
+
+@triton.jit
 def _weights(
     out_ptr, column, first, VOCAB: tl.constexpr, RANK: tl.constexpr, CHUNK: tl.constexpr, EXACT: tl.constexpr
 ):
@@ -65,24 +72,27 @@ def _weights(
 
 @triton.jit
 def _pre(pre_ptr, place, there, first, RANK: tl.constexpr, CHUNK: tl.constexpr):
-    """What is added to the table's rows, float32 [requests, CHUNK]; zeros where there is none."""
+    """What is added to the table's rows [requests, CHUNK]; zeros where there is none."""
     r = first + tl.arange(0, CHUNK)
     if pre_ptr is not None:
         address = pre_ptr + place[:, None] * RANK + r[None, :]
-        return tl.load(address, mask=there[:, None] & (r < RANK)[None, :], other=0.0).to(tl.float32)
+        return tl.load(address, mask=there[:, None] & (r < RANK)[None, :], other=0.0)
     else:  # noqa: RET505 - as above
         return tl.zeros([place.shape[0], CHUNK], tl.float32)
 
 
 @triton.jit
-def _rows(
-    pre, table_ptr, chosen, there, first, RANK: tl.constexpr, CHUNK: tl.constexpr, SILU: tl.constexpr,
-    TYPE: tl.constexpr,
-):  # fmt: skip
-    """act(pre + table[chosen]) as a right operand, TYPE [CHUNK, requests]; zeros past R and past B."""
+def _from_table(table_ptr, chosen, there, first, RANK: tl.constexpr, CHUNK: tl.constexpr):
+    """The table's rows [requests, CHUNK]; zeros past R and past B."""
     r = first + tl.arange(0, CHUNK)
     address = table_ptr + chosen[:, None] * RANK + r[None, :]
-    row = pre + tl.load(address, mask=there[:, None] & (r < RANK)[None, :], other=0.0).to(tl.float32)
+    return tl.load(address, mask=there[:, None] & (r < RANK)[None, :], other=0.0)
+
+
+@triton.jit
+def _rows(pre, taken, SILU: tl.constexpr, TYPE: tl.constexpr):
+    """act(pre + taken) as a right operand, TYPE [CHUNK, requests]."""
+    row = pre.to(tl.float32) + taken.to(tl.float32)
     if SILU:
         row = row / (1 + tl.exp(-row))
     return row.to(TYPE).T
@@ -90,10 +100,10 @@ def _rows(
 
 @triton.jit
 def _logits(logits_ptr, place, column, there, VOCAB: tl.constexpr):
-    """Uncorrected logits float32 [columns, requests]."""
+    """Uncorrected logits [columns, requests]."""
     address = logits_ptr + place[None, :] * VOCAB + column[:, None]
     mask = there[None, :] & (column < VOCAB)[:, None]
-    return tl.load(address, mask=mask, other=0.0).to(tl.float32)
+    return tl.load(address, mask=mask, other=0.0)
 
 
 @triton.jit(do_not_specialize=["num_requests", "depth"])
@@ -117,6 +127,7 @@ def markov_kernel(
     FIRST: tl.constexpr,
     P: tl.constexpr,
     PARTS: tl.constexpr,
+    ORDERED: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """Keys [depth, B, P] of one depth; FIRST: the depth that no guess stands before."""
@@ -131,9 +142,9 @@ def markov_kernel(
     place = request.to(tl.int64) * NUM_DEPTHS + depth
     keys = keys_ptr + depth.to(tl.int64) * num_requests * P + request.to(tl.int64) * P
     let_in(PDL, EARLY)
-    if HELD and PDL != OFF:
+    if HELD:
         # What does not depend on the kernel before this one comes first.
-        held = _weights(out_ptr, column, 0, VOCAB, RANK, CHUNK, EXACT)
+        weight = _weights(out_ptr, column, 0, VOCAB, RANK, CHUNK, EXACT)
     wait(PDL)
     if not FIRST:
         other = tl.arange(0, PARTS)
@@ -144,15 +155,22 @@ def markov_kernel(
         value = _logits(logits_ptr, place, column, there, VOCAB)
     if WHOLE:
         pre = _pre(pre_ptr, place, there, 0, RANK, CHUNK)
-    if HELD and PDL == OFF:
-        held = _weights(out_ptr, column, 0, VOCAB, RANK, CHUNK, EXACT)
+    if HELD and ORDERED:
+        tl.debug_barrier()
     if not FIRST:
         chosen = _id_of(tl.max(key, axis=1), VOCAB)
     if WHOLE:
-        rows = _rows(pre, table_ptr, chosen, there, 0, RANK, CHUNK, SILU, TYPE)
+        taken = _from_table(table_ptr, chosen, there, 0, RANK, CHUNK)
+        if HELD and ORDERED:
+            # The others go to shared memory while the table's rows are on their way.
+            weight, value = _moved(weight), _moved(value)
+            if pre_ptr is not None:
+                pre = _moved(pre)
+        rows = _rows(pre, taken, SILU, TYPE)
     if STEPS == 1:
+        value = value.to(tl.float32)
         if HELD:
-            value += tl.dot(held, rows, input_precision="ieee")
+            value += tl.dot(weight, rows, input_precision="ieee")
         elif not FIRST:
             value += _chunks(
                 pre_ptr, table_ptr, out_ptr, chosen, place, there, column,
@@ -162,7 +180,7 @@ def markov_kernel(
     else:
         best = tl.full([REQUESTS], LEAST, tl.int64)
         for _ in range(STEPS):
-            value = _logits(logits_ptr, place, column, there, VOCAB)
+            value = _logits(logits_ptr, place, column, there, VOCAB).to(tl.float32)
             if WHOLE:
                 weight = _weights(out_ptr, column, 0, VOCAB, RANK, CHUNK, EXACT)
                 value += tl.dot(weight, rows, input_precision="ieee")
@@ -186,7 +204,8 @@ def _chunks(
     acc = tl.zeros([column.shape[0], place.shape[0]], tl.float32)
     for first in range(0, PADDED, CHUNK):
         pre = _pre(pre_ptr, place, there, first, RANK, CHUNK)
-        rows = _rows(pre, table_ptr, chosen, there, first, RANK, CHUNK, SILU, out_ptr.dtype.element_ty)
+        taken = _from_table(table_ptr, chosen, there, first, RANK, CHUNK)
+        rows = _rows(pre, taken, SILU, out_ptr.dtype.element_ty)
         weight = _weights(out_ptr, column, first, VOCAB, RANK, CHUNK, EXACT)
         acc = tl.dot(weight, rows, acc, input_precision="ieee")
     return acc
@@ -321,6 +340,7 @@ def launch(
             NUM_DEPTHS=num_depths,
             SILU=silu,
             FIRST=depth == 0,
+            ORDERED=logits.is_cuda,
             num_warps=tiles.warps,
             enable_fp_fusion=False,
             **pdl.options(small=True, own=own),
