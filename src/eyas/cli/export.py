@@ -19,6 +19,9 @@ def command(
     target_name: Annotated[
         str | None, typer.Option(help="Repository id (owner/name) for the speculators format.")
     ] = None,
+    without_markov: Annotated[
+        bool, typer.Option("--without-markov", help="Leave out a correction that engines cannot run.")
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Write a head in the format that vLLM, SGLang, speculators or EAGLE load, and check it."""
@@ -31,7 +34,16 @@ def command(
 
     written = console.torch_dtype(dtype)
     loaded = load_target(target, dtype=torch.float32, device="cpu", tokenizer=False)
-    export = export_head(head, loaded, to, out, dtype=written, num_draft_tokens=k, target_name=target_name)
+    export = export_head(
+        head,
+        loaded,
+        to,
+        out,
+        dtype=written,
+        num_draft_tokens=k,
+        target_name=target_name,
+        without_markov=without_markov,
+    )
     if json_output:
         document = {
             "engine": export.engine,
@@ -39,6 +51,7 @@ def command(
             "num_bytes": export.num_bytes,
             "check": asdict(export.check),
             "serve": export.serve,
+            "left_out": export.left_out,
         }
         print(json.dumps(document, indent=2))
         return
@@ -46,6 +59,10 @@ def command(
         f"{export.check.num_tensors} tensors, {export.num_bytes / 2**20:.1f} MiB, none missing or unknown; "
         f"largest logit difference {export.check.max_logit_difference:.3g}"
     )
+    if export.left_out is not None:
+        console.notes().print(
+            f"left out: {export.left_out}; the engine's acceptance length is the base head's", markup=False
+        )
     print(export.folder)
     if export.engine in ("vllm", "speculators"):
         print(f"vllm serve {target} --speculative-config '{json.dumps(export.serve)}'")

@@ -13,7 +13,8 @@ those of the public checkpoint formats and keep their names:
     attention_bias         q, k and v have biases
     qk_norm                RMSNorm over each head's queries and keys (Qwen3 style)
     markov_rank            rank of peagle's correction by the token before (drafters/peagle/markov.py); 0 for
-    none
+                           none
+    markov_form            what that correction reads: "tables" the token alone, "hidden" the slot's state too
 """
 
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from eyas.core.errors import ConfigError
 from eyas.core.model_config import RopeConfig, TargetConfig
 
 HeadKind = Literal["eagle3", "peagle"]
+MarkovForm = Literal["tables", "hidden"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,7 @@ class HeadConfig:
     mask_token_id: int | None = None
     """P-EAGLE: an id that no text contains; its embedding row is learned."""
     markov_rank: int = 0
+    markov_form: MarkovForm = "tables"
 
     def __post_init__(self) -> None:
         last = self.target_num_layers
@@ -96,6 +99,12 @@ class HeadConfig:
             ),
             ("markov_rank", 0 <= self.markov_rank <= self.draft_vocab_size, f"0 .. {self.draft_vocab_size}"),
             ("markov_rank", self.kind == "peagle" or not self.markov_rank, "0 for eagle3"),
+            ("markov_form", self.markov_form in ("tables", "hidden"), '"tables" or "hidden"'),
+            (
+                "markov_form",
+                self.markov_form == "tables" or self.markov_rank > 0,
+                "left out where there is no markov_rank",
+            ),
         )
         for name, good, rule in checks:
             if not good:
@@ -120,6 +129,7 @@ class HeadConfig:
         trained_embedding: bool = False,
         mask_token_id: int | None = None,
         markov_rank: int = 0,
+        markov_form: MarkovForm = "tables",
     ) -> "HeadConfig":
         """Return a head with the target's shapes: 1 layer for eagle3, 4 for peagle, full vocabulary."""
         return cls(
@@ -147,6 +157,7 @@ class HeadConfig:
             trained_embedding=trained_embedding,
             mask_token_id=mask_token_id,
             markov_rank=markov_rank,
+            markov_form=markov_form,
         )
 
     @property

@@ -16,7 +16,7 @@ from typing import Any
 from eyas.core.capture import default_aux_layers
 from eyas.core.errors import HeadMismatchError, ModelFormatError
 from eyas.core.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, RopeConfig, TargetConfig
-from eyas.drafters.head_config import HeadConfig, HeadKind
+from eyas.drafters.head_config import HeadConfig, HeadKind, MarkovForm
 
 AUX_IDS = "eagle_aux_hidden_state_layer_ids"
 MASK_ID_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
@@ -48,6 +48,7 @@ def read_config(values: dict[str, Any], target: TargetConfig, *, where: str) -> 
     if speculators and kind == "eagle3" and values.get("norm_before_residual") is None:
         flags["norm_before_residual"] = True
     aux_layers = _aux_layers(values, target, where=where)
+    markov_rank, markov_form = _markov(values, where)
     return HeadConfig(
         kind=kind,
         hidden_size=hidden_size,
@@ -73,7 +74,8 @@ def read_config(values: dict[str, Any], target: TargetConfig, *, where: str) -> 
         windows=_windows(body, num_layers, where),
         trained_embedding=hidden_size != target_hidden,
         mask_token_id=_mask_token_id(values, kind, where),
-        markov_rank=_integer(values, "markov_rank", where) if values.get("markov_rank") else 0,
+        markov_rank=markov_rank,
+        markov_form=markov_form,
         **flags,
     )
 
@@ -93,6 +95,7 @@ def write_plain(config: HeadConfig) -> dict[str, Any]:
         values.update(dict.fromkeys(MASK_ID_KEYS, config.mask_token_id))
     if config.markov_rank:
         values["markov_rank"] = config.markov_rank
+        values["markov_form"] = config.markov_form
     return values
 
 
@@ -198,6 +201,16 @@ def _mask_token_id(values: dict[str, Any], kind: HeadKind, where: str) -> int | 
     if mask_token_id is None:
         raise ModelFormatError(f"{where}: a peagle head needs one of {', '.join(MASK_ID_KEYS)}")
     return mask_token_id
+
+
+def _markov(values: dict[str, Any], where: str) -> tuple[int, MarkovForm]:
+    """Rank and form of the correction by the token before; heads that name no form have the first one."""
+    if not values.get("markov_rank"):
+        return 0, "tables"
+    form: MarkovForm = values.get("markov_form") or "tables"
+    if form not in ("tables", "hidden"):
+        raise ModelFormatError(f"{where}: markov_form={form!r} is unknown here; update eyas")
+    return _integer(values, "markov_rank", where), form
 
 
 def _aux_layers(values: dict[str, Any], target: TargetConfig, *, where: str) -> tuple[int, ...]:

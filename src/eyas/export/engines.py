@@ -6,7 +6,7 @@ Read in vLLM 0.33, SGLang 0.5.23, speculators 0.9 and the EAGLE authors' reposit
     sglang        EAGLE-3 only; residual always un-normalised, no biases, no q/k norm, no windows; always the
                   target's embedding table; layer ids one less than vLLM's, so none can be 0
     speculators   vLLM's loader for it does not hand fc_norm and norm_output on to P-EAGLE
-    all           no Markov correction
+    all           no correction by the token before (`markov_rank`): --without-markov leaves it out
     eagle         one layer, no flags, the default three captured layers, the target's table
 """
 
@@ -69,6 +69,10 @@ def check_engine(config: HeadConfig, engine: str) -> Engine:
     found = refusals(config, known)
     if found:
         reasons = "; ".join(f"{item.flag}: {item.reason}" for item in found)
+        if any(item.flag == "markov_rank" for item in found):
+            reasons += (
+                " (--without-markov leaves the correction out and writes the base head, complete by itself)"
+            )
         others = [name for name in ENGINES if name != engine and not refusals(config, name)]
         hint = f" Formats that can carry it: {', '.join(others)}." if others else ""
         raise ConfigError(f"{engine} cannot run this head ({reasons}).{hint}")

@@ -24,6 +24,7 @@ from eyas.drafters.head_embedding import full_embedding
 from eyas.drafters.head_json import AUX_IDS, FLAGS, decoder_fields, write_plain
 from eyas.drafters.head_names import EMBEDDING, to_public
 from eyas.drafters.head_target import describe_target
+from eyas.drafters.peagle.model import PEagleModel
 from eyas.drafters.probe import probe
 from eyas.export.check import ExportCheck, check_export
 from eyas.export.engines import Engine, check_engine
@@ -49,6 +50,8 @@ class Export:
     check: ExportCheck
     serve: dict[str, Any]
     """Speculative settings to start the engine with."""
+    left_out: str | None = None
+    """What of the head was not written, because the caller said so."""
 
 
 def export_head(
@@ -60,8 +63,12 @@ def export_head(
     dtype: torch.dtype = torch.float32,
     num_draft_tokens: int | None = None,
     target_name: str | None = None,
+    without_markov: bool = False,
 ) -> Export:
     """Write the head in `engine`'s format to `out_dir` and check it.
+
+    `without_markov` leaves a correction by the token before out, which no engine knows; the base head is
+    complete by itself, and what is checked is that head.
 
     `num_draft_tokens` is the K that a speculators config carries; `target_name` is the target's repository
     id there (vLLM refuses local paths). In float32 the reloaded head must give the same logits bit for bit.
@@ -70,6 +77,7 @@ def export_head(
     written file that is not what it should be.
     """
     head = read_head(head_folder, target)
+    left_out = _remove_markov(head) if without_markov else None
     config = head.config
     known = check_engine(config, engine)
     out_dir = Path(out_dir)
@@ -88,13 +96,25 @@ def export_head(
     values["torch_dtype"] = str(dtype).removeprefix("torch.")
     tensors = engine_tensors(head, target, known, dtype)
     about = {"format_version": 1, "kind": config.kind} | head.meta
+    if left_out is not None:
+        about["left_out"] = left_out
     # The target that the head was made for, which may be another than the one at hand.
     identity = None if (head.meta.get("target") or {}).get("fingerprint") else target.identity
     about["target"] = describe_target(config, identity, head.meta.get("target"))
     write_head(out_dir, about=about, tensors=tensors, config=values)
     check = check_export(out_dir, head, target, known, dtype=dtype)
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    return Export(out_dir, known, size, check, serve_settings(config, known, out_dir, num_draft_tokens))
+    serve = serve_settings(config, known, out_dir, num_draft_tokens)
+    return Export(out_dir, known, size, check, serve, left_out)
+
+
+def _remove_markov(head: LoadedHead) -> str | None:
+    """Take the correction off a head that has one; says what it was."""
+    model, config = head.model, head.config
+    if not isinstance(model, PEagleModel) or model.markov is None:
+        return None
+    model.remove_markov()
+    return f"the correction by the token before (markov_form {config.markov_form}, rank {config.markov_rank})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from eyas.data.vocab_count import TokenCounts, choose_mask_token, draft_vocabula
 from eyas.drafters.artifact import load_head, make_model
 from eyas.drafters.eagle3.model import Eagle3Model
 from eyas.drafters.head_config import HeadConfig
-from eyas.drafters.peagle.markov import Markov
 from eyas.drafters.peagle.model import PEagleModel
 from eyas.targets.base import Target
 from eyas.training.config import Eagle3Section, HeadSection, PEagleSection, TrainConfig
@@ -76,6 +75,7 @@ def build_head(
         trained_embedding=head.train_embeddings == "all",
         mask_token_id=mask_token,
         markov_rank=head.markov_rank,
+        markov_form=head.markov_form,
     )
     table = target.decoder.embed_tokens.weight
     model = make_model(shape, table)
@@ -91,6 +91,7 @@ def _initialise(
     """Normal weights from the seed (on the CPU, so that devices agree), then the wanted exceptions."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
+        model.norm.weight.fill_(head.final_norm_scale)
         for module in model.modules():
             if isinstance(module, nn.Linear):
                 noise = torch.randn(module.weight.shape, generator=generator)
@@ -99,12 +100,10 @@ def _initialise(
                     module.bias.zero_()
         if isinstance(model, PEagleModel):
             model.mask_hidden.copy_(torch.randn(model.mask_hidden.shape, generator=generator))
-            if model.markov is not None:
-                model.markov.reset(generator)
+            model.reset_markov(generator)
         if head.init_lm_head_from_target:
             rows = target.decoder.lm_head_weight[vocab_map.target_ids.to(target.device)]
             model.lm_head.weight.copy_(rows.float())
-        model.norm.weight.fill_(head.final_norm_scale)
         for name, parameter in list(model.named_parameters()):
             if parameter.dtype != torch.float32:
                 owner = model.get_submodule(name.rpartition(".")[0])
@@ -112,7 +111,14 @@ def _initialise(
 
 
 def _freeze(model: Eagle3Model, head: HeadSection) -> None:
-    if isinstance(model, PEagleModel) and head.train_embeddings == "none":
+    """Everything trains but what the recipe says."""
+    model.requires_grad_(requires_grad=head.train == "all")
+    if not isinstance(model, PEagleModel):
+        return
+    if head.train == "markov":
+        assert model.markov is not None
+        model.markov.requires_grad_(requires_grad=True)
+    elif head.train_embeddings == "none":
         model.mask_embedding.requires_grad = False
 
 
@@ -143,24 +149,42 @@ def _warm_start(
             counts, target.tokenizer, template_ids=template_ids, wanted=config.head.mask_token_id
         )
         model = _peagle_from_eagle3(model, config.head, mask_token, seed=config.run.seed)
-    if isinstance(model, PEagleModel) and config.head.markov_rank and model.markov is None:
-        _add_markov(model, config.head.markov_rank, seed=config.run.seed)
+    if isinstance(model, PEagleModel):
+        _give_markov(model, config, finished=kinds[0] == "peagle")
     mask = model.config.mask_token_id
     if mask is not None and counts.all[mask]:
         raise ConfigError(
             f"head.warm_start: its mask token {mask} stands {counts.all[mask]} times in this data"
         )
-    model.requires_grad_(requires_grad=True)
     _freeze(model, config.head)
     return model, loaded.vocab_map.to(target.device), coverage
 
 
-def _add_markov(model: PEagleModel, rank: int, *, seed: int) -> None:
-    """Give a head the correction; its guesses stay what they were until that is trained."""
-    model.config = replace(model.config, markov_rank=rank)
-    model.markov = Markov(model.config.draft_vocab_size, rank)
-    model.markov.reset(torch.Generator().manual_seed(seed))
-    model.markov.to(model.fc.weight.device)
+def _give_markov(model: PEagleModel, config: TrainConfig, *, finished: bool) -> None:
+    """Give a head the recipe's correction unless it has one, which must be the recipe's then.
+
+    `finished`: it was a P-EAGLE head before.
+    """
+    head, held = config.head, model.config
+    wanted = (head.markov_form, head.markov_rank)
+    if model.markov is None and head.markov_rank:
+        generator = torch.Generator().manual_seed(config.run.seed)
+        model.add_markov(*wanted, generator=generator)
+    elif head.markov_rank and wanted != (held.markov_form, held.markov_rank):
+        raise ConfigError(
+            f"head.markov_form={head.markov_form}, head.markov_rank={head.markov_rank}: the head of "
+            f"head.warm_start has a correction already, {held.markov_form} of rank {held.markov_rank}; leave "
+            "both out to go on with it, or start from a head without one"
+        )
+    if head.train == "markov" and (model.markov is None or not finished):
+        raise ConfigError(
+            "head.train=markov: "
+            + (
+                "the head of head.warm_start has no correction, and head.markov_rank asks for none"
+                if finished
+                else "head.warm_start names an eagle3 head, whose mask rows nobody trained"
+            )
+        )
 
 
 def _peagle_from_eagle3(old: Eagle3Model, head: HeadSection, mask_token: int, *, seed: int) -> PEagleModel:

@@ -75,7 +75,11 @@ class HeadSection:
     qk_norm: bool = False
     markov_rank: int = 0
     """peagle: rank of the correction by the token before (drafters/peagle/markov.py); 0 for none. A warm
-    start from a head without one adds it."""
+    start from a head without one adds it; one from a head with one keeps it."""
+    markov_form: Literal["tables", "hidden"] = "tables"
+    """What the correction reads: the token alone, or the slot's state too."""
+    train: Literal["all", "markov"] = "all"
+    """markov: the correction alone, on top of a finished head (warm_start) that stays as it is."""
     train_embeddings: Literal["none", "mask", "all"] = "mask"
     """none: not even peagle's mask row; mask: only that row; all: the whole table."""
     mask_token_id: int | None = None
@@ -345,8 +349,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         mask = self.head.mask_token_id
         peagle = isinstance(self.objective, PEagleSection)
-        rank = self.head.markov_rank
-        _require("head.markov_rank", rank, peagle or not rank, "left out: only peagle has the correction")
+        self._check_markov(self.head, peagle=peagle)
         _require("head.mask_token_id", mask, peagle or mask is None, "left out: only peagle has a mask token")
         if isinstance(self.objective, PEagleSection):
             self._check_parts(self.objective)
@@ -356,6 +359,21 @@ class TrainConfig:
                 self.objective.num_depths < self.data.seq_len,
                 f"below data.seq_len={self.data.seq_len}",
             )
+
+    @staticmethod
+    def _check_markov(head: HeadSection, *, peagle: bool) -> None:
+        rank, form = head.markov_rank, head.markov_form
+        _require("head.markov_rank", rank, peagle or not rank, "left out: only peagle has the correction")
+        _require("head.markov_form", form, form == "tables" or rank > 0, "left out, or have head.markov_rank")
+        if head.train == "all":
+            return
+        _require("head.train", head.train, peagle, "all: only peagle has the correction")
+        if head.warm_start is None:
+            raise ConfigError(
+                f"head.train={head.train} trains the correction of a finished head: give head.warm_start"
+            )
+        kept = head.train_embeddings != "all"
+        _require("head.train_embeddings", head.train_embeddings, kept, f"mask where head.train={head.train}")
 
     def _check_parts(self, objective: PEagleSection) -> None:
         if objective.partitions in (1, "auto"):

@@ -57,18 +57,29 @@ def layer_matrices(config: HeadConfig | TargetConfig, input_size: int) -> int:
     return attention + 3 * config.hidden_size * config.intermediate_size
 
 
-def step_flops(work: Work, head: HeadConfig, target: TargetConfig, *, online: bool = True) -> float:
+def step_flops(
+    work: Work, head: HeadConfig, target: TargetConfig, *, online: bool = True, frozen: bool = False
+) -> float:
     """Operations of everything counted in `work` (plain numbers or 0-d tensors).
 
-    Not `online`, the target's own forward is left out: its features were captured before.
+    Not `online`, the target's own forward is left out: its features were captured before. `frozen`, only the
+    correction by the token before trains (head.train=markov): the drafter has a forward alone.
     """
     size = head.hidden_size
     matrices = layer_matrices(head, 2 * size) + (head.num_layers - 1) * layer_matrices(head, size)
     tokens, token_keys, slots, slot_keys, supervised = (float(count) for count in work)
-    drafter = 6 * matrices * slots + 12 * head.num_heads * head.head_dim * head.num_layers * slot_keys
-    drafter += 6 * head.feature_size * size * tokens
+    passes = 1 if frozen else 3
+    drafter = 2 * matrices * slots + 4 * head.num_heads * head.head_dim * head.num_layers * slot_keys
+    drafter = passes * (drafter + 2 * head.feature_size * size * tokens)
     output = head.draft_vocab_size * supervised
-    loss = 6 * (size + head.markov_rank) * output + 2 * target.hidden_size * output
+    hidden_form = head.markov_form == "hidden"
+    columns = size if hidden_form else size + head.markov_rank
+    # A frozen lm_head needs no gradient of its own; one with the tables' columns is one matrix with them.
+    loss = (4 if frozen and hidden_form else 6) * columns * output + 2 * target.hidden_size * output
+    if hidden_form:
+        # W2 of every slot, W1h of every slot, W1e of every token; frozen, their inputs need no gradient.
+        inputs = 4 if frozen else 6
+        drafter += head.markov_rank * size * ((6 + inputs) * slots + inputs * tokens)
     teacher = 2 * target.num_layers * layer_matrices(target, target.hidden_size) * tokens
     teacher += 4 * target.num_heads * target.head_dim * target.num_layers * token_keys
     teacher += 2 * target.hidden_size * target.vocab_size * tokens

@@ -87,9 +87,10 @@ class _SlotLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         weight = head_weight.to(normed.dtype)
         wide = torch.float64 if normed.dtype == torch.float64 else torch.float32
-        want = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        grad_normed = torch.zeros_like(normed) if want else None
-        grad_weight = torch.zeros(head_weight.shape, dtype=wide, device=normed.device) if want else None
+        grad_normed = torch.zeros_like(normed) if ctx.needs_input_grad[0] else None
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = torch.zeros(head_weight.shape, dtype=wide, device=normed.device)
         loss = torch.zeros((), dtype=wide, device=normed.device)
         hits = torch.zeros_like(slot_index, dtype=torch.bool)
         for begin in range(0, slot_index.numel(), chunk):
@@ -105,25 +106,24 @@ class _SlotLoss(torch.autograd.Function):
                 passed = overlap if by_overlap else hits[part]
                 scale = reach[0].weigh(reach[1][part], reach[2][part], scale, passed)
             loss += (scale * values).sum()
-            if grad_normed is not None and grad_weight is not None:
-                # A row's weight scales [C, D] operands, not [C, Vd] ones.
-                column = scale.unsqueeze(-1).to(normed.dtype)
+            # A row's weight scales [C, D] operands, not [C, Vd] ones.
+            column = scale.unsqueeze(-1).to(normed.dtype)
+            if grad_normed is not None:
                 grad_normed.index_copy_(0, slot_index[part], (gradient @ weight) * column)
+            if grad_weight is not None:
                 grad_weight += gradient.T @ (hidden * column)
-        if want:
-            ctx.save_for_backward(grad_normed, grad_weight.to(head_weight.dtype))  # type: ignore[union-attr]
+        ctx.save_for_backward(grad_normed, None if grad_weight is None else grad_weight.to(head_weight.dtype))
         ctx.mark_non_differentiable(hits)
         return loss, hits
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, grad_hits: Tensor) -> Any:  # noqa: ARG004
         grad_normed, grad_weight = ctx.saved_tensors
-        none = (None,) * 10
-        return (
-            grad_normed * grad_loss.to(grad_normed.dtype),
-            grad_weight * grad_loss.to(grad_weight.dtype),
-            *none,
+        gradients = (
+            None if gradient is None else gradient * grad_loss.to(gradient.dtype)
+            for gradient in (grad_normed, grad_weight)
         )
+        return (*gradients, *(None,) * 10)
 
 
 def slot_loss(

@@ -11,6 +11,7 @@ from torch import Tensor
 from eyas.core.vocab_map import VocabMap
 from eyas.data.loader import Batch, slice_rows
 from eyas.drafters.eagle3.model import Eagle3Model
+from eyas.drafters.peagle.markov import TableMarkov
 from eyas.drafters.peagle.model import PEagleModel
 from eyas.nn.staircase import KeysValues
 from eyas.targets.base import Target
@@ -84,6 +85,9 @@ class TrainStep:
         self.target, self.model, self.objective, self.loss = target, model, objective, loss
         self.autocast, self.partition = autocast, partition or Partition()
         """With more than one part, `objective` lays its slots out by anchor."""
+        trained = (name for name, weight in model.named_parameters() if weight.requires_grad)
+        self.frozen = all(name.startswith("markov.") for name in trained)
+        """Only the correction trains: the drafter's forward needs no graph, and no parts."""
         device = target.device
         # Only the draft vocabulary's rows of the teacher enter the loss.
         self.teacher_weight = target.decoder.lm_head_weight[vocab_map.target_ids.to(device)].detach()
@@ -127,28 +131,38 @@ class TrainStep:
 
     def draft(self, prepared: Prepared, captured: Captured) -> Tensor:
         """Normed [B, M, D] of all slots without gradients, uncompiled; rollouts in parts where steps are."""
+        return self._draft_alone(prepared, captured, self._draft, self._draft_part)
+
+    @torch.no_grad()
+    def _draft_alone(self, prepared: Prepared, captured: Captured, whole: Any, part: Any) -> Tensor:
         rows, slots = prepared.rows, prepared.slots
-        with torch.no_grad():
-            if self.partition.num_parts == 1:
-                return self._draft(prepared.batch, rows, captured.features, slots)
-            num_depths = self.objective.num_depths
-            return draft_parts(
-                self.partition,
-                rows,
-                captured.features,
-                slots,
-                num_depths=num_depths,
-                forward=self._draft_part,
-            )
+        if self.partition.num_parts == 1:
+            normed: Tensor = whole(prepared.batch, rows, captured.features, slots)
+            return normed
+        num_depths = self.objective.num_depths
+        return draft_parts(
+            self.partition, rows, captured.features, slots, num_depths=num_depths, forward=part
+        )
 
     def output(self, normed: Tensor, rows: DraftRows, slots: Slots) -> tuple[Tensor, Tensor]:
-        """The lm_head's input [B, M, D] and weight, or both with the columns of a Markov correction."""
-        weight = self.model.lm_head.weight
-        if not isinstance(self.model, PEagleModel) or self.model.markov is None:
+        """The lm_head's input [B, M, D] and weight, with what a correction by the token before makes of them.
+
+        The token before is the data's, which need not be in the draft vocabulary for the hidden form.
+        """
+        weight, model = self.model.lm_head.weight, self.model
+        if not isinstance(model, PEagleModel) or model.markov is None:
             return normed, weight
         previous = previous_tokens(slots, rows)
-        previous = torch.where(previous >= 0, self.draft_ids[previous.clamp(min=0)], -1)
-        return self.model.markov.joined(normed, weight, previous)
+        if isinstance(model.markov, TableMarkov):
+            known = torch.where(previous >= 0, self.draft_ids[previous.clamp(min=0)], -1)
+            return model.markov.joined(normed, weight, known)
+        batch, n = rows.tokens.shape
+        with self.autocasting():
+            # One row of R numbers a token: there are far fewer tokens than slots.
+            of_rows = model.markov.token(model.embed(rows.tokens)).flatten(0, 1)
+            first = torch.arange(batch, device=previous.device).unsqueeze(1) * n
+            token_part = of_rows[guess_index(slots, n) + first]
+            return model.markov.corrected(normed, token_part, previous >= 0), weight
 
     def prepare(self, batch: Batch, num_supervised: list[int], *, seed: int, max_supervised: int) -> Prepared:
         """Choose the batch's slots; num_supervised holds the supervised draft rows of each of its rows."""
@@ -225,7 +239,13 @@ class TrainStep:
             self.clock.lap("forward")
             return loss
 
-        if self.partition.num_parts > 1 and backward:
+        if self.frozen:
+            loss = lose(
+                self._draft_alone(prepared, captured, self._forward, self._part), slots, prepared.bound
+            )
+            if backward:
+                torch.autograd.backward(loss)
+        elif self.partition.num_parts > 1 and backward:
             self._learn_parts(prepared, captured, lose)
         else:
             loss = lose(

@@ -380,8 +380,9 @@ class Trainer:
         summary = window.summary(self.world)
         work, passed = Work(*summary.pop("work")), summary.pop("window_seconds")
         shapes = (self.model.config, self.target.config)
-        head_flops = step_flops(work, *shapes, online=False)
-        flops = head_flops if self.config.data.features is not None else step_flops(work, *shapes)
+        frozen, captured = self.step.frozen, self.config.data.features is not None
+        head_flops = step_flops(work, *shapes, online=False, frozen=frozen)
+        flops = head_flops if captured else step_flops(work, *shapes, frozen=frozen)
         return {
             "kind": "train",
             "step": self.state.step,

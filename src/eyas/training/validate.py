@@ -35,8 +35,7 @@ def _measure_batch(step: TrainStep, vocab_map: VocabMap, batch: Batch, count: Ac
     slots = objective.all_slots(rows)
     captured = capture(target.decoder, batch, model.config.aux_layers)
     normed = step.draft(Prepared(batch, rows, slots, slots.anchors.numel()), captured)
-    with step.autocasting():
-        normed, head_weight = step.output(normed, rows, slots)
+    normed, head_weight = step.output(normed, rows, slots)
     choices = teacher_rows(captured.choices)
     n, depths = rows.tokens.shape[1], slots.depths.expand_as(slots.anchors)
     place = guess_index(slots, n)

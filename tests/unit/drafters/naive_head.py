@@ -80,6 +80,25 @@ class NaiveHead:
     def logits(self, normed):
         return normed @ self.w["lm_head.weight"].T
 
+    def corrected(self, normed, target_ids, forced):
+        """Rows [K, D] one after the other, each with the token chosen before it, as the formulas stand."""
+        w, guesses, out = self.w, [], []
+        for depth, row in enumerate(normed.unbind()):
+            heard = row
+            if depth and self.config.markov_form == "hidden":
+                masked = guesses[-1] == self.config.mask_token_id
+                before = w["mask_embedding"] if masked else self.table[guesses[-1]]
+                inner = w["markov.hidden.weight"] @ row + w["markov.hidden.bias"]
+                inner = inner + w["markov.token.weight"] @ before
+                heard = row + w["markov.up.weight"] @ (inner * torch.sigmoid(inner))
+            logits = self.logits(heard)
+            if depth and self.config.markov_form == "tables":
+                place = target_ids.tolist().index(guesses[-1])
+                logits = logits + w["markov.out"] @ w["markov.table"][place]
+            guesses.append(forced[depth] if forced else int(target_ids[logits.argmax()]))
+            out.append(logits)
+        return guesses, torch.stack(out)
+
     def draft(self, tokens, features, num_draft_tokens, target_ids, forced=None):
         """Committed tokens x[0..m], features [m, A*Dt] -> (guesses [K], logits [K, Vd]).
 
@@ -92,6 +111,8 @@ class NaiveHead:
             e = torch.cat((e, self.w["mask_embedding"].expand(extra, -1)))
             h = torch.cat((h, self.fuse(self.w["mask_hidden"]).expand(extra, -1)))
             normed, _ = self.layers(e, h, torch.arange(known + extra))
+            if self.config.markov_rank:
+                return self.corrected(normed[known - 1 :], target_ids, forced)
             logits = self.logits(normed[known - 1 :])
             return target_ids[logits.argmax(-1)].tolist(), logits
         guesses, rows = [], []

@@ -51,19 +51,41 @@ def edit_tensors(folder, change):
     save_file(tensors, folder / "model.safetensors")
 
 
-def test_a_markov_head_keeps_its_correction(tmp_path):
-    model, vocab_map = drafter_rounds.head("peagle", markov_rank=6)
-    with torch.no_grad():
-        model.markov.out.normal_()
+@pytest.mark.parametrize(
+    ("form", "names"),
+    [
+        ("tables", "markov.out, markov.table"),
+        ("hidden", "markov.hidden.bias, markov.hidden.weight, markov.token.weight, markov.up.weight"),
+    ],
+)
+def test_a_markov_head_keeps_its_correction(form, names, tmp_path):
+    model, vocab_map = drafter_rounds.head("peagle", markov_rank=6, markov_form=form)
     for packed in (False, True):
         save_head(tmp_path, model, vocab_map, meta={}, identity=WHO, packed=packed)
         loaded = load_head(tmp_path, TARGET, model.embed_weight, identity=WHO)
         assert loaded.config == model.config
-        torch.testing.assert_close(loaded.model.markov.out, model.markov.out, rtol=0, atol=0.02 * packed)
-        torch.testing.assert_close(loaded.model.markov.table, model.markov.table, rtol=0, atol=0.02 * packed)
-    edit_config(tmp_path, markov_rank=...)
-    with pytest.raises(ModelFormatError, match=r"unknown tensors: markov.out, markov.table"):
+        for name, parameter in model.markov.named_parameters():
+            read = loaded.model.markov.get_parameter(name)
+            torch.testing.assert_close(read, parameter, rtol=0, atol=0.02 * packed)
+        assert ("markov.up.weight.scale" in load_file(tmp_path / "model.safetensors")) == (
+            packed and form == "hidden"
+        )
+    edit_config(tmp_path, markov_form="other")
+    with pytest.raises(ModelFormatError, match="markov_form='other' is unknown here"):
         load_head(tmp_path, TARGET, model.embed_weight, identity=WHO)
+    edit_config(tmp_path, markov_form=..., markov_rank=...)
+    with pytest.raises(ModelFormatError, match=f"unknown tensors: {names}"):
+        load_head(tmp_path, TARGET, model.embed_weight, identity=WHO)
+    edit_config(tmp_path, markov_rank=6, markov_form="tables" if form == "hidden" else "hidden")
+    with pytest.raises(ModelFormatError, match=f"missing tensors: markov.*unknown tensors: {names}"):
+        load_head(tmp_path, TARGET, model.embed_weight, identity=WHO)
+
+
+def test_markov_heads_of_before_are_read_as_tables(tmp_path):
+    model, vocab_map = drafter_rounds.head("peagle", markov_rank=6)
+    save_head(tmp_path, model, vocab_map, meta={}, identity=WHO)
+    edit_config(tmp_path, markov_form=...)
+    assert load_head(tmp_path, TARGET, model.embed_weight, identity=WHO).config == model.config
 
 
 def test_eagle3_has_no_markov_correction():

@@ -64,12 +64,12 @@ def test_the_fused_mask_follows_its_weights():
     drafter = PEagleDrafter(model, vocab_map, 4)
     sim = drafter_rounds.Rounds(drafter, lengths=[5])
     sim.prefill(4)
-    first = drafter._mask_hidden()
+    first = drafter._fused_mask.get()[0]
     before, place = first.clone(), first.data_ptr()
     with torch.no_grad():
         model.fc_norm[1].weight.mul_(2.0)
     sim.round([1], 4)
 
-    assert drafter._mask_hidden().data_ptr() == place  # a captured graph reads the same memory
-    assert torch.equal(drafter._mask_hidden(), model.fused_mask())
-    assert not torch.equal(drafter._mask_hidden(), before)
+    assert drafter._fused_mask.get()[0].data_ptr() == place  # a captured graph reads the same memory
+    assert torch.equal(drafter._fused_mask.get()[0], model.fused_mask())
+    assert not torch.equal(drafter._fused_mask.get()[0], before)

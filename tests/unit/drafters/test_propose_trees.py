@@ -78,9 +78,3 @@ def test_a_request_at_the_context_limit_leaves_its_neighbour_alone():
 def test_more_expanded_nodes_than_bits():
     with pytest.raises(ConfigError, match="expands 64 nodes"):
         make("eagle3", TreeBudget(9, 8, 60))
-
-
-def test_a_head_with_a_markov_correction_drafts_no_tree():
-    model, vocab_map = drafter_rounds.head("peagle", markov_rank=4)
-    with pytest.raises(ConfigError, match="markov_rank drafts chains"):
-        PEagleTreeDrafter(model, vocab_map, TreeBudget(depth=2, top_k=2, num_draft_tokens=3))

@@ -95,7 +95,7 @@ def test_refusals_name_the_flag_and_who_can(target, tmp_path):
 
     refused("sglang", "kind=peagle.*can carry it: vllm, speculators", "peagle")
     for engine in ENGINES:
-        refused(engine, "markov_rank: it has no correction", "peagle", markov_rank=4)
+        refused(engine, "markov_rank: it has no correction.*--without-markov", "peagle", markov_rank=4)
     refused("sglang", "norm_before_residual: its residual", norm_before_residual=True)
     refused("sglang", "attention_bias", attention_bias=True)
     refused("sglang", "qk_norm", qk_norm=True)
@@ -105,6 +105,31 @@ def test_refusals_name_the_flag_and_who_can(target, tmp_path):
     refused("eagle", "aux_layers", aux_layers=(1, 3, 5))
     refused("eagle", "norm_output", norm_output=True)
     refused("tgi", "engine 'tgi' is unknown")
+
+
+@pytest.mark.parametrize("form", ["tables", "hidden"])
+def test_without_its_correction_a_head_exports_as_its_base(form, target, tmp_path):
+    base = write(tmp_path / "base", target, "peagle")
+    model = write(tmp_path / "head", target, "peagle", markov_rank=4, markov_form=form)
+    with torch.no_grad():
+        for name, parameter in base.named_parameters():
+            model.get_parameter(name).copy_(parameter)
+    save_head(tmp_path / "head", model, VocabMap(torch.arange(20) * 3, 64), meta={"recipe": {"steps": 7}})
+    for engine in ("vllm", "speculators"):
+        one, other = (
+            export_head(
+                tmp_path / name, target, engine, tmp_path / f"{name}-{engine}", **more, target_name="o/t"
+            )
+            for name, more in (("base", {}), ("head", {"without_markov": True}))
+        )
+        assert one.left_out is None
+        assert other.left_out == f"the correction by the token before (markov_form {form}, rank 4)"
+        assert json.loads((other.folder / "eyas.json").read_text())["left_out"] == other.left_out
+        files = [(export.folder / "config.json").read_text() for export in (one, other)]
+        assert files[0] == files[1]
+        before, after = (load_file(export.folder / "model.safetensors") for export in (one, other))
+        assert list(before) == list(after)
+        assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
 def test_sglang_would_replace_a_trained_table(target, tmp_path):

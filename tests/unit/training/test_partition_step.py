@@ -35,7 +35,7 @@ def one_step(trainer, *, staircase, partition):
     return result, gradients
 
 
-@pytest.mark.parametrize("case", ["plain", "oov kept", "reach", "reach by hits", "markov"])
+@pytest.mark.parametrize("case", ["plain", "oov kept", "reach", "reach by hits", "tables", "hidden"])
 def test_parts_equal_one_piece(case, world, tmp_path):
     target, store = world
     config = recipe(tmp_path, "peagle")
@@ -44,10 +44,13 @@ def test_parts_equal_one_piece(case, world, tmp_path):
         loss = replace(loss, oov="keep", kind="kl")
     if case.startswith("reach"):
         loss = replace(loss, reach=0.7, reach_by="hit" if case.endswith("hits") else "overlap")
-    head = replace(config.head, num_layers=2, markov_rank=4 if case == "markov" else 0)
+    head = replace(config.head, num_layers=2)
+    if case in ("tables", "hidden"):
+        head = replace(head, markov_rank=4, markov_form=case)
     trainer = Trainer(replace(config, loss=loss, head=head), target, store)
-    if case == "markov":
-        torch.nn.init.normal_(trainer.model.markov.out, std=0.1)
+    if trainer.model.markov is not None:
+        for parameter in trainer.model.markov.parameters():
+            torch.nn.init.normal_(parameter, std=0.1)
     expected, gradients = one_step(trainer, staircase=False, partition=Partition())
     assert float(expected.counts.sum()) > 50
     partitions = [Partition(), Partition(3, "shared")]

@@ -22,11 +22,12 @@ def test_every_recipe_loads_and_dumps_to_itself(path, tmp_path):
 
 
 def test_the_shipped_recipes_are_the_papers_objectives():
-    eagle3, peagle = (
-        load_config(TrainConfig, path, []) for path in RECIPES if path.stem.startswith("smollm2-135m")
-    )
+    found = {path.stem: load_config(TrainConfig, path, []) for path in RECIPES}
+    eagle3, peagle, markov = (found[f"smollm2-135m-{name}"] for name in ("eagle3", "peagle", "peagle-markov"))
     assert make_objective(eagle3.objective).depth_weights == tuple(0.8**step for step in range(7))
     assert (peagle.objective.num_depths, peagle.objective.retention, peagle.head.num_layers) == (8, 0.8, 4)
+    assert (markov.objective, markov.loss) == (peagle.objective, peagle.loss)
+    assert (markov.head.train, markov.head.warm_start) == ("markov", peagle.run.out)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,9 @@ def test_the_shipped_recipes_are_the_papers_objectives():
         ("head.aux_layers=[]", r"aux_layers=\(\)"),
         ("head.init_std=-1", "init_std=-1.0"),
         ("head.mask_token_id=5", "mask_token_id=5: it must be left out"),
+        ("head.markov_rank=5", "markov_rank=5: it must be left out"),
+        ("head.markov_form=hidden", "markov_form='hidden': it must be left out, or have head.markov_rank"),
+        ("head.train=markov", "head.train='markov': it must be all: only peagle has the correction"),
         ("head.num_layers=99999999", "num_layers=99999999"),
         ("run.batch_rows=99999999999", "batch_rows=99999999999"),
         ("objective={kind: peagle, max_anchors: -3}", "max_anchors=-3"),
@@ -71,6 +75,23 @@ def test_the_shipped_recipes_are_the_papers_objectives():
 )
 def test_wrong_values_are_named(override, message):
     path = next(path for path in RECIPES if path.stem == "smollm2-135m-eagle3")
+    with pytest.raises(ConfigError, match=message):
+        load_config(TrainConfig, path, [override])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("head.warm_start=null", "head.train=markov trains .*: give head.warm_start"),
+        ("head.train_embeddings=all", "head.train_embeddings='all': it must be mask where head.train=markov"),
+        ("head.markov_form=wide", "markov_form"),
+        ("head.train=some", "head.train"),
+        ("head.markov_rank=-1", "markov_rank=-1"),
+        ("head.markov_rank=0", "markov_form='hidden': it must be left out, or have head.markov_rank"),
+    ],
+)
+def test_wrong_values_about_a_correction_are_named(override, message):
+    path = next(path for path in RECIPES if path.stem == "smollm2-135m-peagle-markov")
     with pytest.raises(ConfigError, match=message):
         load_config(TrainConfig, path, [override])
 

@@ -61,7 +61,11 @@ def training_probs(model, objective, ids, features, anchor, vocab_map):
     slots = objective.all_slots(rows)
     normed = objective.forward(model, rows, shift_features(batch, stacked), slots)
     weight = model.lm_head.weight
-    if model.config.markov_rank:
+    if model.config.markov_form == "hidden":
+        previous = previous_tokens(slots, rows)
+        token_part = model.markov.token(model.embed(previous.clamp(min=0)))
+        normed = model.markov.corrected(normed, token_part, previous >= 0)
+    elif model.config.markov_rank:
         previous = previous_tokens(slots, rows)
         known = torch.where(previous >= 0, vocab_map.draft_ids(previous.clamp(min=0)), -1)
         normed, weight = model.markov.joined(normed, weight, known)
@@ -79,6 +83,8 @@ def training_probs(model, objective, ids, features, anchor, vocab_map):
         ("peagle", {}),
         ("peagle", {"fc_norm": True, "norm_output": True}),
         ("peagle", {"markov_rank": 5}),
+        ("peagle", {"markov_rank": 5, "markov_form": "hidden"}),
+        ("peagle", {"markov_rank": 5, "markov_form": "hidden", "fc_norm": True, "norm_output": True}),
     ],
 )
 def test_training_logits_equal_inference_logits(kind, flags):

@@ -69,6 +69,8 @@ def loop_loss(trainer, batch, kept, kind, oov):
                 if oov == "mask" and best not in ids_known:
                     continue
                 normed = NAIVE[kind](model, alone, features, 0, 0, anchor, depth)
+                if depth and model.config.markov_rank:
+                    normed = hear(model, normed, int(ids[guessed - 1]))
                 logits = model.logits(normed)
                 p = torch.softmax(teacher[ids_known], -1)
                 weight = 0.8**depth if kind == "eagle3" else 1.0
@@ -77,11 +79,22 @@ def loop_loss(trainer, batch, kept, kind, oov):
     return total / (firsts if kind == "eagle3" else all_slots), hits, counts
 
 
+def hear(model, normed, before):
+    """The hidden form of the correction, of one slot after the data's token `before`."""
+    weights = dict(model.markov.named_parameters())
+    inner = weights["hidden.weight"] @ normed + weights["hidden.bias"]
+    inner = inner + weights["token.weight"] @ model.embed_weight[before]
+    return normed + weights["up.weight"] @ (inner * torch.sigmoid(inner))
+
+
 @pytest.mark.parametrize("oov", ["mask", "keep"])
-@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "hidden"])
 def test_loss_hits_and_gradients_equal_the_loop(kind, oov, world, tmp_path):
     target, store = world
+    rank, kind = (5, "peagle") if kind == "hidden" else (0, kind)
     config = recipe(tmp_path, kind, batch_rows=2)
+    if rank:
+        config = replace(config, head=replace(config.head, markov_rank=rank, markov_form="hidden"))
     config = replace(
         config,
         data=replace(config.data, seq_len=SEQ_LEN),
@@ -89,6 +102,8 @@ def test_loss_hits_and_gradients_equal_the_loop(kind, oov, world, tmp_path):
         loss=LossSection(chunk=64, oov=oov),
     )
     trainer = Trainer(config, target, store)
+    if rank:
+        torch.nn.init.normal_(trainer.model.markov.up.weight, std=0.2)
     (prepared,) = trainer.prepare()
     batch, slots = prepared.batch, prepared.slots
     depths = slots.depths.expand_as(slots.anchors)

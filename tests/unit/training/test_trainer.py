@@ -108,16 +108,17 @@ def test_overlap_loss_weighted_by_reach_learns_too(kind, by, world, tmp_path):
     assert trainer._last_validation["simulated_al"] > before + 0.5
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "peagle", "markov"])
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "tables", "hidden"])
 def test_simulated_and_decoded_acceptance_length_agree(kind, world, tmp_path):
     """Held-out text decoded for real: the engine drafts and accepts as often as validation counted."""
     from eyas.core.sampling import SamplingParams
     from eyas.engine.llm import LLM
 
     target, store = world
-    config = recipe(tmp_path, "peagle" if kind == "markov" else kind, max_steps=60)
-    if kind == "markov":
-        config = replace(config, head=replace(config.head, markov_rank=8))
+    corrected = kind in ("tables", "hidden")
+    config = recipe(tmp_path, "peagle" if corrected else kind, max_steps=60)
+    if corrected:
+        config = replace(config, head=replace(config.head, markov_rank=8, markov_form=kind))
     trainer = Trainer(config, target, store)
     trainer.train()
     llm = LLM(target, tmp_path, num_draft_tokens=4, max_num_seqs=8, max_model_len=64)
@@ -248,12 +249,13 @@ def test_a_peagle_head_begins_where_an_eagle3_head_ended(world, tmp_path):
     assert {"mask_hidden", "mask_embedding", "layers.0.self_attn.qkv_proj.weight"} <= changed
 
 
-def test_a_markov_correction_is_added_to_a_finished_head_and_trained(world, tmp_path):
+@pytest.mark.parametrize("form", ["tables", "hidden"])
+def test_a_markov_correction_is_added_to_a_finished_head_and_trained(form, world, tmp_path):
     """The head guesses as before at first; then the token before a slot tells two rollouts apart."""
     target, store = world
     first = Trainer(recipe(tmp_path / "a", "peagle", max_steps=20), target, store)
     first.train()
-    head = HeadSection(warm_start=str(tmp_path / "a"), markov_rank=8)
+    head = HeadSection(warm_start=str(tmp_path / "a"), markov_rank=8, markov_form=form)
     second = Trainer(replace(recipe(tmp_path / "b", "peagle", max_steps=20), head=head), target, store)
     before = [
         measure(trainer.step, trainer.vocab_map, trainer.validation, batch_rows=4).acceptance
@@ -261,11 +263,12 @@ def test_a_markov_correction_is_added_to_a_finished_head_and_trained(world, tmp_
     ]
     assert before[0] == before[1]
     second.train()
-    assert second.model.markov.out.abs().max() > 1e-3
+    last = second.model.markov.out if form == "tables" else second.model.markov.up.weight
+    assert last.abs().max() > 1e-3
     loaded = load_head(
         tmp_path / "b", target.config, target.decoder.embed_tokens.weight, identity=target.identity
     )
-    assert loaded.config.markov_rank == 8
+    assert (loaded.config.markov_form, loaded.config.markov_rank) == (form, 8)
 
 
 @pytest.mark.parametrize("trained", ["none", "mask", "all"])

@@ -10,13 +10,15 @@ Layer 0 is EAGLE-3's fused layer, the others are plain; 4 layers in the paper. W
 also hears the guess before it (markov.py).
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from eyas.core.errors import ConfigError
 from eyas.drafters.eagle3.model import Eagle3Model
-from eyas.drafters.head_config import HeadConfig
-from eyas.drafters.peagle.markov import Markov
+from eyas.drafters.head_config import HeadConfig, MarkovForm
+from eyas.drafters.peagle.markov import MarkovTables, make_markov
 
 
 class PEagleModel(Eagle3Model):
@@ -29,8 +31,41 @@ class PEagleModel(Eagle3Model):
         self.mask_token_id = config.mask_token_id
         self.mask_hidden = nn.Parameter(torch.randn(config.feature_size))
         self.mask_embedding = nn.Parameter(embed_weight[self.mask_token_id].detach().clone())
-        rank = config.markov_rank
-        self.markov = Markov(config.draft_vocab_size, rank) if rank else None
+        self.markov = (
+            make_markov(
+                config.markov_form,
+                hidden_size=config.hidden_size,
+                draft_vocab_size=config.draft_vocab_size,
+                rank=config.markov_rank,
+            )
+            if config.markov_rank
+            else None
+        )
+
+    def add_markov(self, form: MarkovForm, rank: int, *, generator: torch.Generator) -> None:
+        """Give the head a correction; its guesses stay what they were until that is trained."""
+        config = replace(self.config, markov_form=form, markov_rank=rank)
+        self.markov = make_markov(
+            form, hidden_size=config.hidden_size, draft_vocab_size=config.draft_vocab_size, rank=rank
+        )
+        self.config = config
+        self.reset_markov(generator)
+        self.markov.to(self.fc.weight.device)
+
+    def reset_markov(self, generator: torch.Generator) -> None:
+        """Draw the correction's weights for inputs of the sizes that this head has."""
+        if self.markov is not None:
+            self.markov.reset(generator, normed_rms=_rms(self.norm.weight), token_rms=_rms(self.embed_weight))
+
+    def remove_markov(self) -> None:
+        """Leave the correction out: the base head is complete by itself."""
+        self.config = replace(self.config, markov_form="tables", markov_rank=0)
+        self.markov = None
+
+    def markov_tables(self, target_ids: Tensor) -> MarkovTables:
+        """What decoding reads of the correction; target_ids int64 [Vd] are those of the draft ids."""
+        assert self.markov is not None
+        return self.markov.tables(self.embed(target_ids), self.lm_head.weight)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Target token ids [...] -> [..., D]; mask_token_id gives mask_embedding."""
@@ -40,3 +75,8 @@ class PEagleModel(Eagle3Model):
     def fused_mask(self) -> Tensor:
         """mask_hidden through the norms and fc, [D]: the hidden state of every depth past 0."""
         return self.fuse(self.mask_hidden)
+
+
+def _rms(weight: Tensor) -> float:
+    """Root of the mean square."""
+    return float(weight.detach().float().square().mean().sqrt())

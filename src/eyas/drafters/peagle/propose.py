@@ -18,6 +18,8 @@ from eyas.core.batch import Committed, Draft, KVCache
 from eyas.core.vocab_map import VocabMap
 from eyas.drafters.choose import Uniform
 from eyas.drafters.head_drafter import HeadDrafter
+from eyas.drafters.peagle.derived import Derived
+from eyas.drafters.peagle.markov import MarkovTables, sample_chain
 from eyas.drafters.peagle.model import PEagleModel
 from eyas.kernels import dispatch_step
 from eyas.kernels.reference.step_expand import MaskRow
@@ -39,26 +41,43 @@ class PEagleDrafter(HeadDrafter):
     ) -> None:
         super().__init__(model, vocab_map, num_draft_tokens, sample_drafts=sample_drafts, uniform=uniform)
         self._peagle = model
-        self._mask_weights = [model.mask_hidden, model.fc.weight]
-        self._mask_weights += [] if model.input_norm is None else list(model.input_norm.parameters())
-        self._mask_weights += [] if model.fc_norm is None else list(model.fc_norm.parameters())
-        self._fused_mask: Tensor | None = None
-        self._mask_versions: list[int] = []
+        mask_weights = [model.mask_hidden, model.fc.weight]
+        mask_weights += [] if model.input_norm is None else list(model.input_norm.parameters())
+        mask_weights += [] if model.fc_norm is None else list(model.fc_norm.parameters())
+        self._fused_mask = Derived(mask_weights, lambda: (model.fused_mask(),))
+        self._correction: Derived | None = None
+        if model.markov is not None:
+            weights = [model.embed_weight, model.mask_embedding, model.lm_head.weight]
+            target_ids = self.vocab_map.target_ids
+            self._correction = Derived(
+                [*weights, *model.markov.parameters()], lambda: model.markov_tables(target_ids)
+            )
 
     def bind(self, cache: KVCache | None, max_visible: int) -> None:
-        """Receive the cache and fuse the shared mask state once."""
+        """Receive the cache; fuse the shared mask state and make the correction's tables once."""
         super().bind(cache, max_visible)
-        self._mask_hidden()
+        self._fused_mask.get()
+        if self._correction is not None:
+            self._correction.get()
 
     @torch.no_grad()
     def propose(self, committed: Committed) -> Draft:
         """Guess K tokens; see eyas.drafters.base.Drafter."""
         hidden = self._guess_rows(committed, committed.wanted(self.num_draft_tokens))
-        if self._peagle.markov is not None:
-            logits = self.model.logits(self.model.norm(hidden))
-            return self._peagle.markov.draft(logits, committed, self.vocab_map, self.uniform)
+        if self._correction is not None:
+            return self._propose_corrected(hidden, committed, MarkovTables(*self._correction.get()))
         guesses, probs = self._choose(hidden, committed, 0)
         return Draft(guesses, probs)
+
+    def _propose_corrected(self, hidden: Tensor, committed: Committed, tables: MarkovTables) -> Draft:
+        """Guess from hidden [B, K, D] depth by depth: each row hears the guess before it (markov.py)."""
+        markov = self._peagle.markov
+        assert markov is not None
+        normed = self.model.norm(hidden)
+        logits, pre = self.model.logits(normed), markov.pre(normed)
+        if self.uniform is None:
+            return Draft(dispatch_step.markov_guess(logits, pre, *tables, self._index_map, silu=markov.silu))
+        return sample_chain(logits, pre, tables, self.vocab_map, committed, self.uniform, silu=markov.silu)
 
     def _guess_rows(self, committed: Committed, num_guesses: int) -> Tensor:
         """The forward: rows [B, num_guesses, D] before the final norm, of which row k guesses depth k + 1."""
@@ -73,24 +92,4 @@ class PEagleDrafter(HeadDrafter):
 
     def _mask(self) -> MaskRow:
         model = self._peagle
-        return MaskRow(model.mask_token_id, model.mask_embedding, self._mask_hidden())
-
-    @torch.no_grad()
-    def _mask_hidden(self) -> Tensor:
-        """The fused mask_hidden [D], kept until a weight that it depends on changes.
-
-        A change is written into the same tensor. A CUDA graph does not run this check: call `bind` or an
-        eager `propose` after changing weights.
-        """
-        versions = [_version(weight) for weight in self._mask_weights]
-        if self._fused_mask is None:
-            self._fused_mask = self._peagle.fused_mask().clone()
-        elif versions != self._mask_versions:
-            self._fused_mask.copy_(self._peagle.fused_mask())
-        self._mask_versions = versions
-        return self._fused_mask
-
-
-def _version(weight: Tensor) -> int:
-    """Torch's count of in-place changes; tensors made in inference mode have none and do not change."""
-    return 0 if weight.is_inference() else weight._version  # noqa: SLF001 - no public name for it
+        return MaskRow(model.mask_token_id, model.mask_embedding, *self._fused_mask.get())

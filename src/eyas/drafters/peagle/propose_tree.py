@@ -1,9 +1,12 @@
-"""P-EAGLE drafting, tree: one forward, then the N most likely paths over its D marginals (tree_policy)."""
+"""P-EAGLE drafting, tree: one forward, then the N most likely paths over its D marginals (tree_policy).
+
+A head with a correction by the token before (markov.py) is read without it here: its depths are proper
+marginals where the correction was trained on top of a finished head (head.train=markov).
+"""
 
 import torch
 
 from eyas.core.batch import Committed, Draft
-from eyas.core.errors import ConfigError
 from eyas.core.tree import TreeBudget
 from eyas.core.vocab_map import VocabMap
 from eyas.drafters.peagle.model import PEagleModel
@@ -17,8 +20,7 @@ class PEagleTreeDrafter(PEagleDrafter):
 
     def __init__(self, model: PEagleModel, vocab_map: VocabMap, tree: TreeBudget) -> None:
         super().__init__(model, vocab_map, tree.depth)
-        if model.markov is not None:
-            raise ConfigError("a head with markov_rank drafts chains; leave the tree out")
+        self._correction = None
         self.tree = self.budget = tree
 
     @torch.no_grad()
