@@ -1,14 +1,18 @@
 """Micro-benchmark of the kernels between the forwards of a step, and of their reference twins.
 
-    python tests/gpu/bench_step_kernels.py          one JSON object a line
+    python tests/gpu/bench_step_kernels.py             one JSON object a line
+    python tests/gpu/bench_step_kernels.py --markov    corrected guesses alone, by PDL and cut otherwise
 
 `floor_us` is the time of reading and writing what the kernel must (an empty launch in a graph costs about
-1.5 us more). Chains of K = 7, trees of 24 nodes; 8B and 135M shapes at 1, 8 and 64 requests.
+1.5 us more); corrected guesses must read the output matrix once a depth. Chains of K = 7, trees of 24 nodes;
+8B and 135M shapes at 1, 8 and 64 requests.
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,13 +23,17 @@ from eyas.kernels.reference.step_expand import MaskRow
 from eyas.kernels.reference.step_grow import Pool
 from eyas.kernels.reference.step_settle import StateRows
 from eyas.kernels.reference.step_take import Source
+from eyas.kernels.settings import use_pdl
+from eyas.kernels.triton import step_markov
 
 sys.path.insert(0, str(Path(__file__).parent))
-from bench_linear import READ_BYTES_A_SECOND, timed
+from bench_linear import READ_BYTES_A_SECOND, ROTATED_BYTES, timed
 
 MODELS = {"8b": (4096, 32, 8, 128, 32000), "135m": (576, 30, 3, 64, 16384)}
 """Hidden size, layers, KV heads, head dimension, draft vocabulary."""
 K, NODES, DEPTH, TOP_K, PAGES, MAX_LEN = 7, 24, 5, 4, 512, 8192
+CUTS = [(64, 16), (256, 16)], [(128, 16), (128, 64), (64, 32)]
+"""Others than step_markov's own (128 ids and 16 or 32 requests a program): of few requests, of many."""
 
 Call = Callable[[], object]
 
@@ -118,7 +126,49 @@ def tree_kernels(model: str, batch: int) -> dict[str, tuple[Call, float]]:
     }
 
 
+def bench_markov(batch: int, vocab: int, rank: int) -> None:
+    """Corrected guesses with all that they read beyond L2 at first, as after a step's forward."""
+    num_bytes = 2 * (batch * K * (vocab + rank) + 2 * vocab * rank)
+    copies = int(ROTATED_BYTES // num_bytes) + 1
+    logits, pre = normal(copies, batch, K, vocab), normal(copies, batch, K, rank)
+    table, out = normal(copies, vocab, rank), normal(copies, vocab, rank)
+    index_map = torch.arange(vocab, device="cuda") * 2
+
+    def call(i: int) -> torch.Tensor:
+        i %= copies
+        return step.markov_guess(logits[i], pre[i], table[i], out[i], index_map, silu=True)
+
+    record = {"kernel": "markov_guess", "vocab": vocab, "rank": rank, "batch": batch}
+    read = 2 * (batch * K * vocab + (K - 1) * (vocab * rank + 2 * batch * rank))
+    record["floor_us"] = read / READ_BYTES_A_SECOND * 1e6
+    with torch.no_grad():
+        with use_backend("reference"):
+            record["reference_us"] = timed(call, 10)
+        for pdl in ("off", "late", "auto"):
+            with use_pdl(pdl):
+                record[f"triton_{pdl}_us"] = timed(call, 50)
+        tiles = step_markov.tiling(vocab, rank, 2, batch)
+        for block, requests in CUTS[batch > 16]:
+            warps = 8 if block * rank > 1 << 14 else 4
+            cut = replace(tiles, block=block, requests=requests, warps=warps)
+
+            def other(i: int, cut: step_markov.Tiling = cut) -> torch.Tensor:
+                i %= copies
+                return step_markov.launch(cut, logits[i], pre[i], table[i], out[i], index_map, silu=True)
+
+            record[f"block_{block}_requests_{requests}_us"] = timed(other, 50)
+    print(json.dumps(record), flush=True)
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--markov", action="store_true", help="corrected guesses alone")
+    only_markov = parser.parse_args().markov
+    for batch in (1, 8, 64):
+        for rank in (32, 128):
+            bench_markov(batch, 14848, rank)
+    if only_markov:
+        return
     for model in MODELS:
         for batch in (1, 8, 64):
             calls = {**state_kernels(batch), **row_kernels(model, batch), **tree_kernels(model, batch)}
