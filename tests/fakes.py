@@ -122,6 +122,8 @@ class FeatureSpy(OracleDrafter):
         assert committed.features is not None
         for row in range(committed.start.numel()):
             start, count = int(committed.start[row]), int(committed.counts[row])
+            if count == 0:
+                continue  # padding of a prefill
             known = committed.history[row, : start + count + 1].tolist()
             # The last run of a request may reach past what is known of it.
             good = [known[: len(answer)] == answer[: len(known)] for answer in self.answers]

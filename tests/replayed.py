@@ -1,4 +1,4 @@
-"""Graphs of steps on the CPU: all of StepGraphs but recording and replay, which run the step again."""
+"""Graphs of steps and prefill on the CPU: all but recording and replay, which run the function again."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -8,6 +8,8 @@ import torch
 
 from eyas.engine.graphs import Mark, StepGraphs
 from eyas.engine.llm import LLM
+from eyas.engine.prefill_graphs import PrefillGraphs
+from eyas.engine.recorder import Recorder
 from eyas.engine.sampler import Logprobs
 from eyas.engine.step import Report, Variant
 
@@ -48,11 +50,15 @@ class ReplayedSteps(StepGraphs):
             report.rows.clone(), None if logprobs is None else Logprobs(*[one.clone() for one in logprobs])
         )
 
-    def _rehearse(self, function: Callable[[], object]) -> None:
+
+class ReplayedRecorder(Recorder):
+    """Runs functions where they would be captured."""
+
+    def rehearse(self, function: Callable[[], object]) -> None:
         for _ in range(2):
             function()
 
-    def _record(self, function: Callable[[], Any]) -> Any:
+    def record(self, function: Callable[[], Any]) -> Any:
         outputs = function()
         return outputs, Replay(function, outputs)
 
@@ -60,4 +66,15 @@ class ReplayedSteps(StepGraphs):
 def with_graphs(llm: LLM, *, by_phase: bool = False) -> None:
     """Have an LLM's steps replayed."""
     runner = llm._runner
-    runner._graphs = runner._launcher.graphs = ReplayedSteps(runner.models, runner.state, by_phase=by_phase)
+    runner._graphs = runner._launcher.graphs = ReplayedSteps(
+        runner.models, runner.state, ReplayedRecorder(), by_phase=by_phase
+    )
+
+
+def with_prefill_graphs(llm: LLM, *, rows: int, most_blocks: int = 8) -> PrefillGraphs:
+    """Have an LLM's prefill replayed, in blocks of so many rows."""
+    runner = llm._runner
+    runner._prefills = PrefillGraphs(
+        runner.models, runner.state, ReplayedRecorder(), rows=rows, most_blocks=most_blocks
+    )
+    return runner._prefills

@@ -133,10 +133,13 @@ def test_k_may_change_with_the_batch(target, answers, kind):
 def test_warm_graphs_are_the_ones_that_run(target):
     llm = make(target, "peagle", warm_graphs=True)
     captured = set(llm._runner._graphs._captured)
+    prefills = set(llm._runner._prefills._captured)
     rounds(llm, PARAMS["greedy"])
 
     assert len(captured) == 6  # batches of 1, 2 and 4, greedy and sampled
     assert set(llm._runner._graphs._captured) == captured
+    assert len(prefills) == 7  # 1 to 64 blocks
+    assert set(llm._runner._prefills._captured) == prefills
 
 
 # Torch says of this mode that it is a prototype, once.
@@ -153,12 +156,14 @@ def test_nothing_waits_for_the_device_but_the_report(target, kind):
     ]
     first = llm.generate_ids(PROMPTS, params)
     captured = set(llm._runner._graphs._captured)
+    prefills = set(llm._runner._prefills._captured)
     torch.cuda.set_sync_debug_mode("error")
     try:
         assert llm.generate_ids(PROMPTS, params) == first
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert set(llm._runner._graphs._captured) == captured
+    assert set(llm._runner._prefills._captured) == prefills
 
 
 def test_pages_run_out_under_graphs(target, answers):
@@ -167,3 +172,71 @@ def test_pages_run_out_under_graphs(target, answers):
 
     assert tight.generate_ids(PROMPTS, params) == answers
     assert tight.stats.preemptions > 0
+
+
+# Shorter, as long as and longer than a block; several blocks, and more than one graph's worth of short ones.
+LONG_PROMPTS = [
+    [(7 * i + 3 * length) % 63 + 1 for i in range(length)]
+    for length in (300, 2, 64, 65, 66, 129, 1, 193, 20, 130)
+]
+PREFILL_OPTIONS = {
+    "whole": {},
+    "parts": {"prefill_chunk": 90, "prefill_budget": 200},
+    "shared": {"prefix_caching": True},
+    "tight": {"num_pages": 34},
+}
+
+
+def filled(llm):
+    """Keys and values of target and drafter, without the scratch page."""
+    drafter = llm.drafter
+    found = [llm._runner.models.cache, None if drafter is None else getattr(drafter, "_cache", None)]
+    return [page[1:].clone() for cache in found if cache is not None for page in (*cache.keys, *cache.values)]
+
+
+@pytest.mark.parametrize("options", PREFILL_OPTIONS)
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_captured_prefill_gives_what_eager_prefill_gives(target, kind, options):
+    options = {"max_model_len": 400, "num_pages": 160, "page_size": 16, **PREFILL_OPTIONS[options]}
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    prompts = [*LONG_PROMPTS, LONG_PROMPTS[0][:150] + LONG_PROMPTS[5]]
+    captured, eager = make(target, kind, **options), make(target, kind, enforce_eager=True, **options)
+    assert eager._runner._prefills is None
+    for _ in range(2):
+        assert captured.generate_ids(prompts, params) == eager.generate_ids(prompts, params)
+    assert captured._runner._prefills._captured
+    assert captured.stats.prefill_seconds > 0
+    if "prefix_caching" in options:
+        assert captured.stats.prefix_hits > 128
+    if options["num_pages"] == 34:
+        assert captured.stats.preemptions > 0
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("kind", ["plain", "eagle3", "peagle", "self"])
+def test_captured_prefill_writes_the_bits_of_eager_prefill(kind, family):
+    """In bfloat16, where products are batch-invariant; a window shorter than a block, normed heads."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    half = tiny_target(family, head_dim=16)
+    half.decoder.to("cuda", torch.bfloat16)
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    caches = []
+    for enforce_eager in (False, True):
+        options = {"max_model_len": 400, "num_pages": 160, "page_size": 16, "overlap": False}
+        llm = make(half, kind, max_num_seqs=16, enforce_eager=enforce_eager, **options)
+        llm.generate_ids(LONG_PROMPTS, params)
+        caches.append(filled(llm))
+    for one, other in zip(*caches, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_aborted_beside_captured_prefill(target, answers):
+    """Requests that leave while others are prefilled take nothing with them."""
+    llm = make(target, "eagle3", max_model_len=400, num_pages=160, prefill_chunk=40)
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    for _ in range(3):
+        running = llm.iterate_ids(LONG_PROMPTS, params)
+        next(running)
+        running.close()
+        assert llm.generate_ids(PROMPTS, params) == answers

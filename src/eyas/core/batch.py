@@ -84,7 +84,7 @@ class Committed:
     start: Tensor
     """int64 [B]"""
     counts: Tensor
-    """int64 [B], 1 .. R"""
+    """int64 [B], 1 .. R; 0 in prefill, for a row of the batch that is padding"""
     page_table: Tensor
     """int32 [B, P]"""
     history: Tensor
@@ -98,6 +98,8 @@ class Committed:
     """int64 [B]"""
     num_guesses: int | None = None
     """How many guesses are wanted; None for as many as the drafter was built for. Trees keep their shape."""
+    max_visible: int | None = None
+    """Prefill alone: bound on what rows see, as in ForwardBatch; None for the engine's context limit."""
 
     def wanted(self, most: int) -> int:
         """Guesses to make, for a drafter built for `most`."""

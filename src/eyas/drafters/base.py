@@ -6,9 +6,10 @@ shared paged cache (same page table and slots as the target's). Two calls:
     prefill(committed)   known tokens: extend the drafter's own cache, guess nothing
     propose(committed)   after a verification: extend the cache by the accepted rows, guess K tokens
 
-Both get `Committed` rows, shifted by one (core.capture). Inside `propose` no value may be read back to
-the host and shapes may depend on B, R, K only: on CUDA it stands in a graph. Random numbers, where a
-drafter samples, come from the callable handed in, keyed by (seed, absolute position).
+Both get `Committed` rows, shifted by one (core.capture). Inside them no value may be read back to the host
+and shapes may depend on B, R, K only: on CUDA they stand in graphs. In `prefill` several B may be parts of
+one request, one behind the other: all rows of a layer write K and V before any row attends. Random numbers,
+where a drafter samples, come from the callable handed in, keyed by (seed, absolute position).
 """
 
 from typing import Protocol, runtime_checkable

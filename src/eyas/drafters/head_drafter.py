@@ -85,7 +85,7 @@ class HeadDrafter(ABC):
             page_table=committed.page_table,
             page_size=self._cache.page_size,
             max_position=committed.max_position,
-            max_visible=self._max_visible,
+            max_visible=committed.max_visible or self._max_visible,
         )
 
     def _run(

@@ -1,8 +1,8 @@
 """How a decode step is run: eagerly, or replayed from one CUDA graph that holds all of it.
 
-`StepGraphs` captures lazily (or ahead, `warm`) one graph for each batch bucket and `Variant`, all in one
-shared memory pool. A batch smaller than its bucket is padded with the trash row. Warm-up and capture run on
-the trash row alone, so they change no request.
+`StepGraphs` captures lazily (or ahead, `to_warm`) one graph for each batch bucket and `Variant`, all in one
+shared memory pool (engine/recorder). A batch smaller than its bucket is padded with the trash row. Warm-up
+and capture run on the trash row alone, so they change no request.
 
 With `by_phase` a step is two graphs, so that the clock can tell verification from drafting; the second then
 waits for a launch of its own, so this is for measuring.
@@ -10,12 +10,12 @@ waits for a launch of its own, so this is for measuring.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, TypeVar
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from eyas.engine.recorder import Recorder
 from eyas.engine.state import EngineState
 from eyas.engine.step import Report, StepModels, Variant, first_half, second_half, whole
 
@@ -24,7 +24,6 @@ SMALLEST_VISIBLE = 1024
 TOP_BUCKETS = (0, 1, 5, 20)
 """Numbers of log-probabilities that graphs are made for, then powers of two."""
 
-T = TypeVar("T")
 Mark = Callable[[str], None]
 """Called with a phase's name (a field of EngineStats) when the phase's work has been launched."""
 
@@ -77,8 +76,11 @@ class Captured:
 class StepGraphs:
     """Captures and replays; CUDA only."""
 
-    def __init__(self, models: StepModels, state: EngineState, *, by_phase: bool = False) -> None:
+    def __init__(
+        self, models: StepModels, state: EngineState, recorder: Recorder, *, by_phase: bool = False
+    ) -> None:
         self.models, self.state, self.by_phase = models, state, by_phase
+        self._recorder = recorder
         self._captured: dict[tuple[int, Variant], Captured] = {}
 
     def run(self, batch: tuple[int, ...], variant: Variant, mark: Mark) -> Report:
@@ -90,23 +92,20 @@ class StepGraphs:
         if captured.batch != batch:
             trash = self.state.num_slots
             padded = [*batch, *[trash] * (captured.slots.shape[0] - len(batch))]
-            captured.slots.copy_(self.state.upload([padded])[0])
+            captured.slots.copy_(self.state.pinned(padded), non_blocking=True)
             captured.batch = batch
         for graph, phase in captured.graphs:
             graph.replay()
             mark(phase)
         return captured.report
 
-    def warm(self, wanted: Iterable[tuple[int, Variant]], progress: Callable[[int, int], None]) -> None:
-        """Capture graphs for (batch size, variant) ahead, largest batches first, which the pool likes best.
+    def to_warm(self, wanted: Iterable[tuple[int, Variant]]) -> list[Callable[[], object]]:
+        """Calls that capture the graphs of (batch size, variant), each of which does nothing the second time.
 
-        `progress` is told of (graphs done, graphs in all).
+        Largest batches first, which the pool likes best.
         """
         keys = {(bucket_of(size), self._rounded(variant)) for size, variant in wanted}
-        for done, key in enumerate(sorted(keys, reverse=True)):
-            progress(done, len(keys))
-            self._get(*key)
-        progress(len(keys), len(keys))
+        return [partial(self._get, *key) for key in sorted(keys, reverse=True)]
 
     def _rounded(self, variant: Variant) -> Variant:
         num_top = top_bucket(variant.num_top, self.state.vocab_size)
@@ -121,35 +120,11 @@ class StepGraphs:
     def _capture(self, bucket: int, variant: Variant) -> Captured:
         models, state = self.models, self.state
         trash = torch.full((bucket,), state.num_slots, dtype=torch.int64, device=state.device)
-        self._rehearse(lambda: whole(models, state, trash, variant))
+        self._recorder.rehearse(lambda: whole(models, state, trash, variant))
         if self.by_phase and models.drafter is not None:
-            first, verify_graph = self._record(lambda: first_half(models, state, trash, variant))
-            report, draft_graph = self._record(lambda: second_half(models, state, first, variant))
+            first, verify_graph = self._recorder.record(lambda: first_half(models, state, trash, variant))
+            report, draft_graph = self._recorder.record(lambda: second_half(models, state, first, variant))
             return Captured(trash, report, [(verify_graph, "verify_seconds"), (draft_graph, "draft_seconds")])
         # Without a drafter the second half launches nothing.
-        report, graph = self._record(lambda: whole(models, state, trash, variant))
+        report, graph = self._recorder.record(lambda: whole(models, state, trash, variant))
         return Captured(trash, report, [(graph, "verify_seconds" if self.by_phase else "step_seconds")])
-
-    def _rehearse(self, function: Callable[[], object]) -> None:
-        """Run what is to be captured twice: the first run compiles kernels and may allocate the rows of q."""
-        current = torch.cuda.current_stream()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                function()
-        current.wait_stream(side)
-        torch.cuda.synchronize()
-
-    @cached_property
-    def _pool(self) -> Any:
-        """Memory that all graphs share."""
-        return torch.cuda.graph_pool_handle()
-
-    def _record(self, function: Callable[[], T]) -> tuple[T, torch.cuda.CUDAGraph]:
-        """What a function returns, and the graph of what it launched."""
-        graph = torch.cuda.CUDAGraph()
-        # Other threads (a server) may talk to the device meanwhile: hence thread_local.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = function()
-        return result, graph

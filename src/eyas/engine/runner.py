@@ -9,8 +9,9 @@ What the host does for a decode step of B requests when nobody joins or leaves, 
     report      a copy to pinned memory and an event; two more events for the clock
     land        wait for the event of the step before; its report as a list; a pass over B (postprocess)
 
-With overlap all but the launch runs while the device works. An admission adds about ten small launches and a
-prefill, on the same stream; none of them waits for the device.
+With overlap all but the launch runs while the device works. An admission adds one pinned upload, some seven
+small launches and a prefill (a copy and a graph launch for up to 4,096 tokens, engine/prefill_graphs), on the
+same stream; none of them waits for the device.
 """
 
 import time
@@ -29,6 +30,8 @@ from eyas.engine.graphs import StepGraphs, bucket_of, visible_bound
 from eyas.engine.kv_cache import allocate, cache_sizes
 from eyas.engine.postprocess import Postprocessor
 from eyas.engine.prefill import prefill
+from eyas.engine.prefill_graphs import BLOCK_ROWS, PrefillGraphs
+from eyas.engine.recorder import Recorder
 from eyas.engine.request import Request
 from eyas.engine.sampler import Needs
 from eyas.engine.scheduler import Plan, Scheduler
@@ -115,8 +118,12 @@ class Runner:
         self.stats = EngineStats()
         self._clock = PhaseClock(self.stats, device)
         self._graphs: StepGraphs | None = None
+        self._prefills: PrefillGraphs | None = None
         if device.type == "cuda" and not enforce_eager:
-            self._graphs = StepGraphs(self.models, self.state, by_phase=time_phases)
+            recorder = Recorder()
+            self._graphs = StepGraphs(self.models, self.state, recorder, by_phase=time_phases)
+            most_blocks = max(max_num_seqs, -(-prefill_budget // BLOCK_ROWS))
+            self._prefills = PrefillGraphs(self.models, self.state, recorder, most_blocks=most_blocks)
         self._num_drafts: NumDrafts = schedule.num_drafts if schedule is not None else lambda _: num_drafts
         self._launcher = Launcher(
             self.models,
@@ -150,7 +157,10 @@ class Runner:
         self._update_rows(plan)
         if plan.chunks:
             self._clock.start()
-            prefill(self.models, self.state, plan.chunks)
+            if self._prefills is not None:
+                self._prefills.run(plan.chunks)
+            else:
+                prefill(self.models, self.state, plan.chunks)
             self._clock.lap("prefill_seconds")
             self.stats.prefill_tokens += sum(chunk.end - chunk.start for chunk in plan.chunks)
         launched = self._launcher.launch(plan.decodes) if plan.decodes else None
@@ -183,20 +193,25 @@ class Runner:
 
     @torch.no_grad()
     def warm(self, progress: Callable[[int, int], None]) -> None:
-        """Capture the graphs of greedy and of sampled steps for every batch size and context length."""
-        if self._graphs is None:
+        """Capture the graphs of prefill and of greedy and sampled steps, for every size and context length.
+
+        `progress` is told of (graphs done, graphs in all).
+        """
+        if self._graphs is None or self._prefills is None:
             return
         sizes = [1 << power for power in range(bucket_of(self.state.num_slots).bit_length())]
         bounds = {visible_bound(min(1 << power, self.state.max_len)) for power in range(32)}
-        self._graphs.warm(
-            [
-                (size, Variant(needs, bound, self._num_drafts(size)))
-                for size in sizes
-                for bound in bounds
-                for needs in (Needs.GREEDY, Needs.SAMPLE)
-            ],
-            progress,
-        )
+        wanted = [
+            (size, Variant(needs, bound, self._num_drafts(size)))
+            for size in sizes
+            for bound in bounds
+            for needs in (Needs.GREEDY, Needs.SAMPLE)
+        ]
+        captures = self._prefills.to_warm() + self._graphs.to_warm(wanted)
+        for done, capture in enumerate(captures):
+            progress(done, len(captures))
+            capture()
+        progress(len(captures), len(captures))
 
     def _update_rows(self, plan: Plan) -> None:
         """Bring the state tensors up to the plan."""

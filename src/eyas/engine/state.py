@@ -16,6 +16,7 @@ the step which runs meanwhile neither moves it on nor reads or writes its pages.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ from eyas.engine.request import Request
 from eyas.engine.sampler_state import SamplingState
 from eyas.kernels.reference.step_settle import StateRows
 from eyas.kernels.reference.step_take import Source
+
+ALIGNMENT = 16
+"""Elements; kernels are compiled anew for addresses that are not multiples of 16 bytes."""
 
 
 class EngineState:
@@ -47,22 +51,24 @@ class EngineState:
         self.num_draft_tokens, self.vocab_size = num_draft_tokens, vocab_size
         self.tree = tree
         self.device = torch.device(device)
-        self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
+        # Rows of one tensor, so that one launch can fill a slot of all; each begins at an aligned address.
+        aligned = -(-rows // ALIGNMENT) * ALIGNMENT
+        self._numbers = torch.zeros(4, aligned, dtype=torch.int64, device=device)[:, :rows]
+        self._flags = torch.zeros(2, aligned, dtype=torch.bool, device=device)[:, :rows]
+        self.last_token, self.length, self.limit, self.draft_limit = self._numbers.unbind(0)
+        self.live, self.stops_at_eos = self._flags.unbind(0)
+        self.limit.fill_(1)
+        """int64 [S + 1], prompt and output may not get longer: length stays below it."""
+        self.draft_limit.fill_(num_draft_tokens)
+        """Drafts from here on are not verified: SamplingParams.num_draft_tokens. A tree's parents come before
+        their children, so what is left of it is a tree."""
         self.drafts = torch.full((rows, num_draft_tokens), -1, dtype=torch.int64, device=device)
         self.draft_parents: Tensor | None = torch.zeros_like(self.drafts) if tree is not None else None
         """int64 [S + 1, N], core/batch.Draft.parents; None where drafts are chains."""
         self.draft_probs: Tensor | None = None
         """float32 [S + 1, K, V], the q of sampled drafts; made when the first such draft is committed."""
-        self.draft_limit = torch.full((rows,), num_draft_tokens, dtype=torch.int64, device=device)
-        """Drafts from here on are not verified: SamplingParams.num_draft_tokens. A tree's parents come before
-        their children, so what is left of it is a tree."""
         self.forced_lengths: Tensor | None = None
         """verify/forced_lossy.acceptance_table; set by timing runs alone, before a graph is captured."""
-        self.length = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.live = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.limit = torch.ones(rows, dtype=torch.int64, device=device)
-        """int64 [S + 1], prompt and output may not get longer: length stays below it."""
-        self.stops_at_eos = torch.zeros(rows, dtype=torch.bool, device=device)
         self.eos_ids = torch.tensor(sorted(eos_token_ids), dtype=torch.int64, device=device)
         self.page_table = torch.zeros(rows, pages, dtype=torch.int32, device=device)
         # A run of K + 1 tokens may be written behind the last valid position: the host drops those tokens.
@@ -108,54 +114,64 @@ class EngineState:
     def admit(self, requests: Sequence[Request]) -> None:
         """Fill the rows of newly admitted requests: known tokens, pages, no drafts, sampling parameters.
 
-        A few transfers for all of them together, whatever their number.
+        One transfer and a handful of launches for all of them together, whatever their number.
         """
-        slots: list[int] = []
-        lengths: list[int] = []
+        rows, width = len(requests), self.history.shape[1]
         columns: list[int] = []
         flat: list[int] = []
         for request in requests:
             ids = request.token_ids
-            slots += [request.slot] * len(ids)
-            columns += range(len(ids))
+            columns += range(request.slot * width, request.slot * width + len(ids))
             flat += ids
-            lengths.append(len(ids))
-        where = self.upload([slots, columns, flat])
-        self.history[where[0], where[1]] = where[2]
-        rows = self.upload(
-            [
-                [request.slot for request in requests],
-                [length - 1 for length in lengths],
-                [(request.output_ids or request.prompt_ids)[-1] for request in requests],
-                [request.max_total for request in requests],
-                [not request.params.ignore_eos for request in requests],
-                [self._limit(request) for request in requests],
-            ]
-        )
-        self.length[rows[0]] = rows[1]
-        self.last_token[rows[0]] = rows[2]
-        self.limit[rows[0]] = rows[3]
-        self.stops_at_eos[rows[0]] = rows[4].bool()
-        self.draft_limit[rows[0]] = rows[5]
-        # Not `live[...] = True`: at CUDA indices torch copies the number from the host and waits for it.
-        self.live.index_fill_(0, rows[0], value=True)
-        self.drafts.index_fill_(0, rows[0], -1)
+        pages = self._page_columns([(r.slot, i, page) for r in requests for i, page in enumerate(r.pages)])
+        parts: list[list[int]] = [
+            [request.slot for request in requests],
+            [(request.output_ids or request.prompt_ids)[-1] for request in requests],
+            [request.num_tokens - 1 for request in requests],
+            [request.max_total for request in requests],
+            [self._limit(request) for request in requests],
+            [1] * rows,
+            [int(not request.params.ignore_eos) for request in requests],
+            columns,
+            flat,
+            *pages,
+        ]
+        sizes = [7 * rows, 2 * len(flat), 2 * len(pages[0])]
+        own, known, owned = torch.split(self.upload([list(chain.from_iterable(parts))])[0], sizes)
+        values = own.view(7, rows)
+        slots = values[0]
+        self._numbers.index_copy_(1, slots, values[1:5])
+        self._flags.index_copy_(1, slots, values[5:].bool())
+        self.history.view(-1).index_copy_(0, *known.view(2, -1))
+        # Not `drafts[...] = -1`: at CUDA indices torch copies the number from the host and waits for it.
+        self.drafts.index_fill_(0, slots, -1)
         if self.draft_probs is not None:
-            self.draft_probs.index_fill_(0, rows[0], 0.0)
-        self.set_pages([(r.slot, i, page) for r in requests for i, page in enumerate(r.pages)])
+            self.draft_probs.index_fill_(0, slots, 0.0)
+        self._write_pages(owned.view(2, -1))
         for request in requests:
             self._set_sampling(request)
 
     def set_pages(self, entries: Sequence[tuple[int, int, int]]) -> None:
         """Write (slot, index, page) entries of the page table in one transfer."""
         if entries:
-            where = self.upload([list(column) for column in zip(*entries, strict=True)])
-            self.page_table[where[0], where[1]] = where[2].to(torch.int32)
+            self._write_pages(self.upload(self._page_columns(entries)))
+
+    def _page_columns(self, entries: Sequence[tuple[int, int, int]]) -> list[list[int]]:
+        """Places in the flat page table, and the pages that belong there."""
+        width = self.page_table.shape[1]
+        return [[slot * width + index for slot, index, _ in entries], [page for _, _, page in entries]]
+
+    def _write_pages(self, columns: Tensor) -> None:
+        """Write int64 [2, n] of `_page_columns`."""
+        self.page_table.view(-1).index_copy_(0, columns[0], columns[1].to(torch.int32))
 
     def upload(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Integers of the host as int64 [len(rows), n] on the device, in one transfer, without waiting."""
-        host = torch.tensor(rows, dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        return host.to(self.device, non_blocking=True)
+        return self.pinned(rows).to(self.device, non_blocking=True)
+
+    def pinned(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+        """Integers as int64 on the host, in memory that a device copies from without waiting."""
+        return torch.tensor(values, dtype=torch.int64, pin_memory=self.device.type == "cuda")
 
     def _limit(self, request: Request) -> int:
         asked = request.params.num_draft_tokens

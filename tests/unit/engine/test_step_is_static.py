@@ -11,10 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from eyas.core.sampling import SamplingParams
 from eyas.engine import logits_processors
 from eyas.engine.llm import LLM
+from eyas.engine.prefill import prefill_blocks
 from eyas.engine.sampler import Needs
 from eyas.engine.step import Variant, whole
 from eyas.kernels import dispatch
-from fakes import random_head
+from fakes import make_drafter, random_head
 from tiny import tiny_target
 from tree_fakes import tree_head
 
@@ -84,6 +85,17 @@ def test_no_step_reads_back(kind, shape, needs, monkeypatch):
             report = whole(runner.models, runner.state, slots, Variant(needs, 1024, num_drafts, 2))
         assert report.rows.shape == (3, (4 if num_drafts else 0) + 3)
         assert report.logprobs.top.shape == (3, (4 if num_drafts else 0) + 1, 2)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "prompt_lookup", "small_model"])
+def test_no_prefill_in_blocks_reads_back(kind, monkeypatch):
+    target = tiny_target()
+    llm = LLM(target, make_drafter(kind, target, 4, []), max_model_len=64, page_size=4, max_num_seqs=4)
+    runner = llm._runner
+    as_on_cuda(monkeypatch)
+    blocks = torch.tensor([[0, 0, 2, 4], [0, 3, 5, 0], [3, 2, 1, 0]])
+    with torch.no_grad(), NoReads(), NoNumbersAtIndices():
+        prefill_blocks(runner.models, runner.state, blocks, 3, 1024)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle"])

@@ -145,5 +145,5 @@ class SmallModelDrafter:
             page_table=committed.page_table,
             page_size=self._cache.page_size,
             max_position=committed.max_position,
-            max_visible=self._max_visible,
+            max_visible=committed.max_visible or self._max_visible,
         )
