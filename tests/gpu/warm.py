@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--targets", default="shape:smollm2-135m,shape:llama-3.1-8b")
     parser.add_argument("--drafters", default="shape:peagle-4,shape:eagle3")
     parser.add_argument("--batch", default="1,8,64")
-    parser.add_argument("--pdl", default="off", help=f"of {', '.join(PDL)}")
+    parser.add_argument("--pdl", default="late", help=f"of {', '.join(PDL)}")
     parser.add_argument("-k", type=int, default=7)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--acceptance", type=float, default=3.7)

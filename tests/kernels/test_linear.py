@@ -416,7 +416,8 @@ def test_settings_choose_who_multiplies(monkeypatch):
 @pytest.mark.parametrize("shape", sorted({*REAL.values(), *REAL_GATED.values(), *HEADS.values(), (40, 5000)}))
 def test_what_decides_bits_does_not_depend_on_rows(shape, gated):
     cuts = [tiling(*shape, rows, gated=gated) for rows in range(1, 1200)]
-    assert len({(cut.splits, cut.parts, cut.block_out >= WIDE) for cut in cuts}) == 1
+    # With parts both instructions give the same bits, says the test of the float32 sums.
+    assert len({(cut.splits, cut.parts, not cut.parts and cut.block_out >= WIDE) for cut in cuts}) == 1
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -30,7 +30,7 @@ class StepOptions:
     invariant: bool = True
     """Kernels that give a row the same bits in every batch (kernels/settings)."""
     pdl: Pdl | None = None
-    """Programmatic dependent launch; None for the kernels' own default."""
+    """Programmatic dependent launch; None for the kernels' own default, late where the GPU has it."""
     warm: int = 0
     """Processes that compile kernels before anything is measured (step_warm); 0: none."""
 

@@ -39,7 +39,9 @@ def step(
     ] = True,
     pdl: Annotated[
         Literal["off", "late", "early", "auto"] | None,
-        typer.Option(help="Programmatic dependent launch (CUDA): when the next kernel may start."),
+        typer.Option(
+            help="Programmatic dependent launch (Hopper on): when the next kernel may start; default late."
+        ),
     ] = None,
     warm: Annotated[
         int, typer.Option(min=0, help="Compile kernels in this many processes first (CUDA); 0: as they come.")

@@ -18,10 +18,11 @@ class Settings:
 
     invariant: bool = True
     """Give a row the same bits whatever other rows are with it."""
-    pdl: Pdl = "off"
-    """Programmatic dependent launch: a kernel may start before the one before it has ended, and waits for it
-    inside. late: once that one has only its results to write. early: at once, and asks for its weights
-    meanwhile. auto: after small kernels at once, after large ones late, and asks for what it reads first."""
+    pdl: Pdl = "late"
+    """Programmatic dependent launch, on GPUs that have it (compute capability 9.0 and more): a kernel may
+    start before the one before it has ended, and waits for it inside. late: once that one has only its
+    results to write. early: at once, and asks for its weights meanwhile. auto: after small kernels at once,
+    after large ones late, and asks for what it reads first."""
 
 
 settings = Settings()

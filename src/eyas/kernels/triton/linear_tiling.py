@@ -1,7 +1,8 @@
 """Tile shapes of the matrix products: one table, chosen by the weight's shape and the number of rows.
 
-What decides a row's bits (`splits`, `parts`, and whether the tile is 64 or more weights wide, which is what
-picks the tensor core instruction) depends on the weight alone. The rest may depend on the rows.
+What decides a row's bits depends on the weight alone: `splits`, `parts` and, without parts, whether the tile
+is 64 or more weights wide, which is what picks the tensor core instruction. (16-wide steps within a part give
+the same bits by both: measured.) The rest may depend on the rows.
 """
 
 from dataclasses import dataclass, replace
@@ -9,6 +10,8 @@ from functools import lru_cache
 
 NUM_SMS = 132
 """Of an H100 or H200. The table may not ask the device: the bits would change with it."""
+SHARED_BYTES = 227 * 1024
+"""Of an SM, for its programs' tiles."""
 WIDE = 64
 """Weights that the warp-group instructions of Hopper take at once."""
 MAX_SKINNY_ROWS = 64
@@ -55,13 +58,13 @@ def tiling(out: int, size: int, rows: int, *, gated: bool = False, head: bool = 
     weights = out * (2 if gated else 1)
     small = weights < 60 * WIDE
     if small and size <= MAX_SHORT and not head:
-        return _short(size, rows, gated=gated)
+        return _short(out, size, rows, gated=gated)
     # With less than a wave of wide tiles K is shared out, unless it is short: meeting costs a microsecond.
     splits = 2 if size >= 2048 and weights < 80 * WIDE and not gated and not head else 1
     if small:
         tiles = Tiling(32, min(_fitting(rows), 64), 64, 4, 6 if rows <= MAX_SKINNY_ROWS else 4)
     elif rows <= MAX_SKINNY_ROWS:
-        tiles = _skinny(out, size, rows, gated=gated)
+        tiles = _skinny(out, size, rows, gated=gated, splits=splits)
     else:
         tiles = _square(out, size, rows, gated=gated, splits=splits)
     programs = -(-out // tiles.block_out) * -(-rows // tiles.block_rows)
@@ -74,30 +77,38 @@ def _fitting(rows: int) -> int:
     return max(16, 1 << (rows - 1).bit_length())
 
 
-def _short(size: int, rows: int, *, gated: bool) -> Tiling:
+def _short(out: int, size: int, rows: int, *, gated: bool) -> Tiling:
     """Few weights, short K: launches and latency are the cost; with more rows, multiplying."""
     parts = 4 if size <= 640 else 8
-    if rows <= 32:
-        return Tiling(16, 8 if rows <= 16 else 16, 0, warps=parts, stages=1, parts=parts, parallel=True)
+    few = 8 if rows <= 16 else 16
+    programs = -(-out // 16) * -(-rows // few)
+    # Up to two waves of programs that hold all of a short K.
+    if rows <= 32 or (rows <= MAX_SKINNY_ROWS and parts == 4 and programs <= 2 * NUM_SMS):
+        return Tiling(16, few, 0, warps=parts, stages=1, parts=parts, parallel=True)
     if rows <= 128:
-        return Tiling(16, 32, 0, warps=4, stages=4, parts=parts)
-    if gated and parts == 4:
-        return Tiling(32, 128, 0, warps=4, stages=2, parts=parts)
-    return Tiling(32, 64, 0, warps=4, stages=3, parts=parts)
+        wide = gated and parts == 4
+        return Tiling(16, 64 if wide else 32, 0, warps=4, stages=3 if wide else 4, parts=parts)
+    # Past a wave two programs have to fit in an SM.
+    programs = -(-out // WIDE) * -(-rows // WIDE)
+    in_flight = 3 * (3 if gated else 2) * WIDE * (size // parts) * 2
+    stages = 2 if programs > NUM_SMS and in_flight > SHARED_BYTES // 2 else 3
+    return Tiling(WIDE, WIDE, 0, warps=4, stages=stages, parts=parts)
 
 
-def _skinny(out: int, size: int, rows: int, *, gated: bool) -> Tiling:
+def _skinny(out: int, size: int, rows: int, *, gated: bool, splits: int) -> Tiling:
     """Reading the weights is the cost: as much in flight as fits, and no second wave of programs."""
     block_rows = _fitting(rows)
     if size < 1024:
         # Few steps: many programs an SM, so that one starts while another ends.
         return Tiling(WIDE if gated or rows <= 16 else 2 * WIDE, block_rows, 64, 4, 3)
     if gated:
-        # 2 programs an SM.
-        return Tiling(WIDE, block_rows, 128, 4, 3) if rows <= 16 else Tiling(WIDE, block_rows, 64, 4, 4)
-    if rows > 32 and out > 2 * NUM_SMS * WIDE:
-        return Tiling(2 * WIDE, block_rows, 128, 4, 4)
-    return Tiling(WIDE, block_rows, 128, 4, 5 if rows <= 16 else 4)
+        return Tiling(WIDE, block_rows, 128, 4, 5) if rows <= 16 else Tiling(WIDE, block_rows, 64, 4, 4)
+    if rows <= 32:
+        return Tiling(WIDE, block_rows, 128, 4, 5 if rows <= 16 else 4)
+    if out > 2 * NUM_SMS * WIDE:
+        # Several waves: 3 programs an SM.
+        return Tiling(WIDE, block_rows, 64, 4, 4)
+    return Tiling(WIDE, block_rows, 128, 4, 5) if splits > 1 else Tiling(WIDE, block_rows, 64, 4, 8)
 
 
 def _square(out: int, size: int, rows: int, *, gated: bool, splits: int) -> Tiling:

@@ -9,8 +9,10 @@ CHUNK = 256
 """Keys whose states are summed before they join the others; a multiple of every unit."""
 MOST_ROTATED = 16
 """Rows of a request up to which attention rotates and caches them itself."""
-MOST_STORED = 256
-"""Pairs of a request up to which states are stored for any number of tiles: they are small beside keys."""
+WAVES_OF_UNITS = 3
+"""Programs a processor up to which each takes a unit of keys 128 wide, or two of keys 64 wide."""
+WAVES_OF_WALKS = 1.4
+"""Tiles a processor from which on a program walks all keys of its tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +49,17 @@ def choose(
 ) -> Plan:
     """Plan for `pairs` (row, head of a group) of each request and at most `bound` keys.
 
-    Few tiles: a program a unit, so that all keys are on their way at once. More: a program a chunk, or a
-    few chunks. Whole prompts: each program walks alone and stores no state.
+    Few keys: a program a unit, so that all are on their way at once. More: a program a chunk, or a few
+    chunks, because a state costs as much to store and fold as a few keys to read. Tiles enough to fill the
+    device: each program walks its keys alone, stores no state, and nothing is folded.
     """
     keys = unit(dtype)
     block_m = 16 if pairs <= 16 or dtype == torch.float32 else 32
     tiles = requests * kv_heads * triton.cdiv(pairs, block_m)
     units, chunks = max(triton.cdiv(bound, keys), 1), max(triton.cdiv(bound, CHUNK), 1)
-    if tiles * units <= 8 * processors:
+    if tiles * units * head_dim <= WAVES_OF_UNITS * 128 * processors:
         return Plan(block_m, keys, units, 4, 2)
-    if tiles >= 3 * processors and pairs > MOST_STORED:
-        return Plan(block_m, 0, 1, 4, 3 if head_dim <= 128 else 2)
-    splits = min(chunks, max(4 * processors // tiles, 1))
-    return Plan(block_m, CHUNK, splits, 4, 3 if head_dim <= 128 else 2)
+    stages = 3 if head_dim <= 128 else 2
+    if tiles >= WAVES_OF_WALKS * processors:
+        return Plan(block_m, 0, 1, 4, stages)
+    return Plan(block_m, CHUNK, min(chunks, max(4 * processors // tiles, 1)), 4, stages)

@@ -8,10 +8,13 @@ Three rules keep it right (docs/how-to/add_a_kernel.md says why):
 - When the next kernel is let in is a question of speed alone: that one waits too.
 """
 
+import os
+
+import torch
 import triton
 import triton.language as tl
 
-from eyas.kernels.settings import settings
+from eyas.kernels.settings import Pdl, settings
 
 OFF = tl.constexpr(0)
 LATE = tl.constexpr(1)
@@ -32,13 +35,28 @@ def wait(PDL: tl.constexpr) -> None:
         tl.extra.cuda.gdc_wait()
 
 
+def able() -> bool:
+    """Whether the current device can: NVIDIA's from Hopper on."""
+    if (
+        os.environ.get("TRITON_INTERPRET") == "1"
+        or torch.version.cuda is None
+        or not torch.cuda.is_available()
+    ):
+        return False
+    return torch.cuda.get_device_capability() >= (9, 0)
+
+
+def _choice() -> Pdl:
+    return settings.pdl if able() else "off"
+
+
 def options(*, small: bool, own: bool = True) -> dict[str, int | bool]:
     """PDL, and the launch attribute where it is wanted.
 
     small: programs that are few or short, so that those which wait beside them take nothing away.
     own=False: not for this launch.
     """
-    choice = settings.pdl
+    choice = _choice()
     if choice == "off" or not own:
         return {"PDL": OFF.value}
     early = choice == "early" or (choice == "auto" and small)
@@ -47,4 +65,4 @@ def options(*, small: bool, own: bool = True) -> dict[str, int | bool]:
 
 def asks() -> bool:
     """Whether a kernel that waits asks L2 for what it will read."""
-    return settings.pdl in ("early", "auto")
+    return _choice() in ("early", "auto")
