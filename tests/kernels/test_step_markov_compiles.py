@@ -18,6 +18,7 @@ MOST_SHARED_BYTES = 227 * 1024
 # draft ids, rank, requests
 SHAPES = [
     *((14848, rank, requests) for rank in (8, 32, 100, 128, 256) for requests in (1, 64)),
+    (40, 16, 1),
     (300, 24, 8),
     (32000, 128, 64),
     (49152, 32, 1),

@@ -321,6 +321,27 @@ def launch(
     ids = torch.empty(num_requests, num_depths, dtype=torch.int64, device=logits.device)
     if not ids.numel():
         return ids
+    keys = keys_of_depths(tiles, logits, pre, table, out, silu=silu)
+    markov_ids_kernel[(num_requests, num_depths)](
+        keys,
+        index_map,
+        ids,
+        num_requests,
+        NUM_DEPTHS=num_depths,
+        VOCAB=vocab,
+        P=keys.shape[2],
+        PARTS=triton.next_power_of_2(keys.shape[2]),
+        num_warps=1,
+        **pdl.options(small=True),
+    )
+    return ids
+
+
+def keys_of_depths(
+    tiles: Tiling, logits: Tensor, pre: Tensor | None, table: Tensor, out: Tensor, *, silu: bool
+) -> Tensor:
+    """The largest key of each program, int64 [K, B, P]: all bits of its logit, and the id."""
+    num_requests, num_depths, vocab = logits.shape
     # A weight that is copied here is written by the kernel before: there is nothing to ask for early.
     own, out = out.is_contiguous(), out.contiguous()
     logits, table = logits.contiguous(), table.contiguous()
@@ -345,16 +366,4 @@ def launch(
             enable_fp_fusion=False,
             **pdl.options(small=True, own=own),
         )
-    markov_ids_kernel[(num_requests, num_depths)](
-        keys,
-        index_map,
-        ids,
-        num_requests,
-        NUM_DEPTHS=num_depths,
-        VOCAB=vocab,
-        P=programs,
-        PARTS=triton.next_power_of_2(programs),
-        num_warps=1,
-        **pdl.options(small=True),
-    )
-    return ids
+    return keys
