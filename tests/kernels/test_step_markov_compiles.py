@@ -77,7 +77,7 @@ def test_a_depth(vocab, rank, requests, pdl, tmp_path):
         loads = [match.start() < wait for match in re.finditer(r"ld\.global", ptx)]
         assert not all(loads)
         assert any(loads) == (tiles.steps == 1)
-    if tiles.steps == 1:
+    if tiles.steps == 1 and tiles.programs(vocab) > 1:
         # All is on its way before the first barrier but the table's rows, which the guess must be known for.
         barrier, shuffle = ptx.index("bar.sync"), ptx.index("shfl.sync")
         assert "st.shared" not in ptx[:barrier]
