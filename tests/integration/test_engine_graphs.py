@@ -177,13 +177,13 @@ def test_pages_run_out_under_graphs(target, answers):
 # Shorter, as long as and longer than a block; several blocks, and more than one graph's worth of short ones.
 LONG_PROMPTS = [
     [(7 * i + 3 * length) % 63 + 1 for i in range(length)]
-    for length in (300, 2, 64, 65, 66, 129, 1, 193, 20, 130)
+    for length in (210, 2, 64, 65, 66, 129, 1, 193, 20, 130)
 ]
 PREFILL_OPTIONS = {
     "whole": {},
     "parts": {"prefill_chunk": 90, "prefill_budget": 200},
     "shared": {"prefix_caching": True},
-    "tight": {"num_pages": 34},
+    "tight": {"num_pages": 20},
 }
 
 
@@ -194,12 +194,19 @@ def filled(llm):
     return [page[1:].clone() for cache in found if cache is not None for page in (*cache.keys, *cache.values)]
 
 
-@pytest.mark.parametrize("options", PREFILL_OPTIONS)
-@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *[(kind, "parts") for kind in DRAFTERS],
+        *[("eagle3", name) for name in PREFILL_OPTIONS if name != "parts"],
+        ("self", "shared"),
+        ("peagle tree", "tight"),
+    ],
+)
 def test_captured_prefill_gives_what_eager_prefill_gives(target, kind, options):
-    options = {"max_model_len": 400, "num_pages": 160, "page_size": 16, **PREFILL_OPTIONS[options]}
-    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-    prompts = [*LONG_PROMPTS, LONG_PROMPTS[0][:150] + LONG_PROMPTS[5]]
+    options = {"max_model_len": 256, "num_pages": 160, "page_size": 16, **PREFILL_OPTIONS[options]}
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    prompts = [*LONG_PROMPTS, LONG_PROMPTS[0][:80] + LONG_PROMPTS[5]]
     captured, eager = make(target, kind, **options), make(target, kind, enforce_eager=True, **options)
     assert eager._runner._prefills is None
     for _ in range(2):
@@ -208,13 +215,22 @@ def test_captured_prefill_gives_what_eager_prefill_gives(target, kind, options):
     assert captured.stats.prefill_seconds > 0
     if "prefix_caching" in options:
         assert captured.stats.prefix_hits > 128
-    if options["num_pages"] == 34:
+    if options["num_pages"] == 20:
         assert captured.stats.preemptions > 0
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
-@pytest.mark.parametrize("kind", ["plain", "eagle3", "peagle", "self"])
-def test_captured_prefill_writes_the_bits_of_eager_prefill(kind, family):
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("llama", "plain"),
+        ("llama", "eagle3"),
+        ("llama", "peagle"),
+        ("llama", "self"),
+        ("mistral", "eagle3"),
+        ("qwen3", "eagle3"),
+    ],
+)
+def test_captured_prefill_writes_the_bits_of_eager_prefill(family, kind):
     """In bfloat16, where products are batch-invariant; a window shorter than a block, normed heads."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
@@ -223,7 +239,7 @@ def test_captured_prefill_writes_the_bits_of_eager_prefill(kind, family):
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     caches = []
     for enforce_eager in (False, True):
-        options = {"max_model_len": 400, "num_pages": 160, "page_size": 16, "overlap": False}
+        options = {"max_model_len": 256, "num_pages": 160, "page_size": 16, "overlap": False}
         llm = make(half, kind, max_num_seqs=16, enforce_eager=enforce_eager, **options)
         llm.generate_ids(LONG_PROMPTS, params)
         caches.append(filled(llm))
@@ -233,7 +249,7 @@ def test_captured_prefill_writes_the_bits_of_eager_prefill(kind, family):
 
 def test_aborted_beside_captured_prefill(target, answers):
     """Requests that leave while others are prefilled take nothing with them."""
-    llm = make(target, "eagle3", max_model_len=400, num_pages=160, prefill_chunk=40)
+    llm = make(target, "eagle3", max_model_len=256, num_pages=160, prefill_chunk=40)
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     for _ in range(3):
         running = llm.iterate_ids(LONG_PROMPTS, params)
