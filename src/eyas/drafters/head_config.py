@@ -97,7 +97,7 @@ class HeadConfig:
                 self.mask_token_id is None or 0 <= self.mask_token_id < self.vocab_size,
                 f"below the vocabulary of {self.vocab_size}",
             ),
-            ("markov_rank", 0 <= self.markov_rank <= self.draft_vocab_size, f"0 .. {self.draft_vocab_size}"),
+            ("markov_rank", 0 <= self.markov_rank <= self._most_markov, f"0 .. {self._most_markov}"),
             ("markov_rank", self.kind == "peagle" or not self.markov_rank, "0 for eagle3"),
             ("markov_form", self.markov_form in ("tables", "hidden"), '"tables" or "hidden"'),
             (
@@ -159,6 +159,11 @@ class HeadConfig:
             markov_rank=markov_rank,
             markov_form=markov_form,
         )
+
+    @property
+    def _most_markov(self) -> int:
+        """A correction of a higher rank is none of low rank; a file that asks for one is damaged."""
+        return self.draft_vocab_size if self.markov_form == "tables" else 4 * self.hidden_size
 
     @property
     def feature_size(self) -> int:

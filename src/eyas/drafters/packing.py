@@ -49,10 +49,18 @@ def pack_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """[rows, n] -> (int8 [rows, n], float32 scale [rows]); a row of zeros gets scale 1.
 
     [[0.5, -1.27]] -> [[50, -127]], [0.01]
+
+    Rows that were unpacked come back bit for bit: a scale that 127 * scale / 127 misses by its last bit is
+    one step aside, and the only one that gives the row's every number.
     """
     wide = weight.float()
     if not bool(torch.isfinite(wide).all()):
         raise ModelFormatError("a weight is infinite or NaN; the head cannot be packed")
     largest = wide.abs().amax(dim=1)
     scale = torch.where(largest > 0, largest / 127, torch.ones_like(largest))
-    return (wide / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
+    codes = (wide / scale[:, None]).round().clamp(-127, 127)
+    for side in (0.0, torch.inf):
+        aside = torch.nextafter(scale, torch.full_like(scale, side))
+        missed = (codes * scale[:, None] != wide).any(1)
+        scale = torch.where(missed & (codes * aside[:, None] == wide).all(1), aside, scale)
+    return codes.to(torch.int8), scale

@@ -11,6 +11,7 @@ from eyas.core.errors import ConfigError, HeadMismatchError, ModelFormatError
 from eyas.core.model_config import TargetIdentity
 from eyas.core.vocab_map import VocabMap
 from eyas.drafters.artifact import load_head, make_model, save_head
+from eyas.drafters.packing import pack_rows
 
 TARGET = drafter_rounds.TARGET
 WHO = TargetIdentity("tiny", "ab" * 32)
@@ -140,6 +141,19 @@ def test_packed_round_trip_stays_within_half_a_step(kind, tmp_path):
     assert stored["d2t"].dtype == torch.int32
     assert "embed_tokens.weight" not in stored
     assert ("embed_rows.weight" in stored) == (kind == "peagle")
+
+
+def test_unpacked_rows_get_their_own_scales_again():
+    """Any scale, also one that no division by 127 gives: CUDA multiplies by 1 / 127 instead."""
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(-127, 128, (20_000, 48), generator=generator)
+    codes[:, 7] = 127
+    scale = torch.rand(20_000, generator=generator) * 3 + 1e-4
+    weight = codes.float() * scale[:, None]
+    assert int((weight.abs().amax(1) / 127 != scale).sum()) > 100
+    again, found = pack_rows(weight)
+    assert torch.equal(again, codes.to(torch.int8))
+    assert torch.equal(found, scale)
 
 
 def test_packed_again_changes_nothing(tmp_path):

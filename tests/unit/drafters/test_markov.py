@@ -161,6 +161,8 @@ def test_trees_read_the_marginals(form):
             {"markov_form": "hidden"},
             "markov_form='hidden': it must be left out where there is no markov_rank",
         ),
+        ({"markov_rank": 41}, r"markov_rank=41: it must be 0 \.\. 40"),
+        ({"markov_form": "hidden", "markov_rank": 129}, r"markov_rank=129: it must be 0 \.\. 128"),
         ({"markov_form": "wide", "markov_rank": 3}, 'markov_form=\'wide\': it must be "tables" or "hidden"'),
     ],
 )
