@@ -73,7 +73,10 @@ def test_a_depth(vocab, rank, requests, pdl, tmp_path):
         # Only weights are read before the wait, and nothing is written.
         wait, start = ptx.index("griddepcontrol.wait"), ptx.index("griddepcontrol.launch_dependents")
         assert wait < ptx.index("st.global")
-        assert start < wait if pdl == EARLY.value else ptx.rindex("wgmma.mma_async") < start
+        if pdl == EARLY.value:
+            assert start < wait
+        else:
+            assert wait < ptx.rindex("ld.global" if tiles.steps == 1 else "wgmma.mma_async") < start
         loads = [match.start() < wait for match in re.finditer(r"ld\.global", ptx)]
         assert not all(loads)
         assert any(loads) == (tiles.steps == 1)

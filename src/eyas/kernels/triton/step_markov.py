@@ -161,6 +161,10 @@ def markov_kernel(
         chosen = _id_of(tl.max(key, axis=1), VOCAB)
     if WHOLE:
         taken = _from_table(table_ptr, chosen, there, 0, RANK, CHUNK)
+    if STEPS == 1:
+        # All that this depth reads (in 16 bits) is on its way. The next one, and only that, may fetch its weights.
+        let_in(PDL, LATE)
+    if WHOLE:
         if HELD and ORDERED:
             # The others go to shared memory while the table's rows are on their way.
             weight, value = _moved(weight), _moved(value)
@@ -191,7 +195,7 @@ def markov_kernel(
                 )  # fmt: skip
             best = tl.maximum(best, tl.max(_keys(value, column[:, None], VOCAB), axis=0))
             column += BLOCK
-    let_in(PDL, LATE)
+        let_in(PDL, LATE)
     tl.store(keys + program, best, mask=there)
 
 
