@@ -162,7 +162,7 @@ def markov_kernel(
     if WHOLE:
         taken = _from_table(table_ptr, chosen, there, 0, RANK, CHUNK)
     if STEPS == 1:
-        # All that this depth reads (in 16 bits) is on its way. The next one, and only that, may fetch its weights.
+        # In 16 bits all that this depth reads is on its way: the next one may fetch its weights.
         let_in(PDL, LATE)
     if WHOLE:
         if HELD and ORDERED:
