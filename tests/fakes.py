@@ -139,7 +139,11 @@ class FeatureSpy(OracleDrafter):
 def random_head(
     target: Target, kind: str, num_draft_tokens: int, *, sample: bool = False, seed: int = 0
 ) -> Any:
-    """An EAGLE-3 or P-EAGLE drafter with random weights and a draft vocabulary of half the tokens."""
+    """An EAGLE-3 or P-EAGLE drafter with random weights and a draft vocabulary of half the tokens.
+
+    "tables" and "hidden" are P-EAGLE drafters with a correction by the token before, of rank 6.
+    """
+    form, kind = (kind, "peagle") if kind in ("tables", "hidden") else (None, kind)
     torch.manual_seed(seed)
     vocab_size = target.config.vocab_size
     mask = vocab_size - 1 if kind == "peagle" else None
@@ -150,7 +154,12 @@ def random_head(
         "eagle3": (Eagle3Model, Eagle3Drafter),
         "peagle": (PEagleModel, PEagleDrafter),
     }[kind]
-    model = model_class(config, target.decoder.embed_tokens.weight).requires_grad_(requires_grad=False)
+    model = model_class(config, target.decoder.embed_tokens.weight)
+    if form is not None:
+        model.add_markov(form, 6, generator=torch.Generator().manual_seed(seed))
+        for parameter in model.markov.parameters():
+            torch.nn.init.normal_(parameter)
+    model = model.requires_grad_(requires_grad=False)
     model = model.to(device=target.device, dtype=target.dtype)
     vocab_map = VocabMap(torch.arange(0, vocab_size, 2), vocab_size)
     return drafter_class(model, vocab_map, num_draft_tokens, sample_drafts=sample, uniform=uniform)
@@ -184,6 +193,8 @@ def make_drafter(kind: str, target: Target, num_draft_tokens: int, answers: list
         "prompt_lookup": lambda: PromptLookupDrafter(num_draft_tokens),
         "eagle3": lambda: random_head(target, "eagle3", num_draft_tokens),
         "peagle": lambda: random_head(target, "peagle", num_draft_tokens),
+        "tables": lambda: random_head(target, "tables", num_draft_tokens),
+        "hidden": lambda: random_head(target, "hidden", num_draft_tokens),
         "small_model": lambda: small_model(target, num_draft_tokens),
         "self": lambda: small_model(target, num_draft_tokens, same=True),
     }

@@ -32,12 +32,19 @@ def _target(device, dtype=torch.float32):
 def _drafter(kind, target, num_draft_tokens):
     if kind in (None, "prompt_lookup"):
         return kind
-    is_peagle = kind == "peagle"
+    is_peagle = kind in ("peagle", "tables", "hidden")
     config = HeadConfig.for_target(
-        target.config, kind=kind, num_layers=2 if is_peagle else 1, mask_token_id=63 if is_peagle else None
+        target.config,
+        kind="peagle" if is_peagle else kind,
+        num_layers=2 if is_peagle else 1,
+        mask_token_id=63 if is_peagle else None,
     )
     torch.manual_seed(11)
     model = (PEagleModel if is_peagle else Eagle3Model)(config, target.decoder.embed_tokens.weight)
+    if kind in ("tables", "hidden"):
+        model.add_markov(kind, 16, generator=torch.Generator().manual_seed(11))
+        for parameter in model.markov.parameters():
+            torch.nn.init.normal_(parameter)
     model = model.to(device=target.device, dtype=target.dtype).eval()
     make = PEagleDrafter if is_peagle else Eagle3Drafter
     return make(model, VocabMap.identity(64), num_draft_tokens)
@@ -57,7 +64,7 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=40, seed=3)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("kind", [None, "prompt_lookup", "eagle3", "peagle"])
+@pytest.mark.parametrize("kind", [None, "prompt_lookup", "eagle3", "peagle", "tables", "hidden"])
 def test_graphs_equal_eager(kind, params):
     target = _target("cuda")
     eager = _tokens(target, kind, params, enforce_eager=True)
@@ -66,7 +73,7 @@ def test_graphs_equal_eager(kind, params):
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 3, 7, 15])
-@pytest.mark.parametrize("kind", ["prompt_lookup", "eagle3", "peagle"])
+@pytest.mark.parametrize("kind", ["prompt_lookup", "eagle3", "peagle", "tables", "hidden"])
 def test_speculation_changes_no_token_in_float32(kind, num_draft_tokens):
     target = _target("cuda")
     for params in (GREEDY, SAMPLED):
@@ -98,5 +105,5 @@ def test_preemption_on_cuda():
 
 def test_bfloat16_runs_and_repeats():
     target = _target("cuda", torch.bfloat16)
-    for kind in (None, "eagle3", "peagle"):
+    for kind in (None, "eagle3", "peagle", "tables", "hidden"):
         assert _tokens(target, kind, GREEDY) == _tokens(target, kind, GREEDY)

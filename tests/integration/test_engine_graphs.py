@@ -36,6 +36,9 @@ DRAFTERS = {
     "prompt_lookup": lambda target: PromptLookupDrafter(4),
     "eagle3": lambda target: random_head(target, "eagle3", 4),
     "peagle": lambda target: random_head(target, "peagle", 4),
+    "tables": lambda target: random_head(target, "tables", 4),
+    "hidden": lambda target: random_head(target, "hidden", 4),
+    "hidden sampled": lambda target: random_head(target, "hidden", 4, sample=True),
     "eagle3 tree": lambda target: tree_head(target, "eagle3", "4x3x12"),
     "peagle tree": lambda target: tree_head(target, "peagle", "4x3x12"),
     "self": lambda target: small_model(target, 4, same=True),
@@ -59,7 +62,7 @@ PARAMS = {
 # Every drafter, and every way to choose tokens with every way to verify: chains, trees, sampled drafts.
 COMBINATIONS = [
     *[("greedy", kind) for kind in DRAFTERS],
-    *[("sampled", kind) for kind in ("eagle3", "peagle tree", "sampled")],
+    *[("sampled", kind) for kind in ("eagle3", "hidden", "hidden sampled", "peagle tree", "sampled")],
     *[("filtered", kind) for kind in ("prompt_lookup", "eagle3 tree", "sampled")],
     *[("rich", kind) for kind in ("plain", "peagle", "peagle tree", "sampled")],
 ]

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from eyas.core.sampling import SamplingParams
-from eyas.drafters.peagle.propose import PEagleDrafter
 from eyas.engine.llm import LLM
-from eyas.kernels.reference.random import uniform
 from eyas.verify.chi_square import chi_square
 from fakes import full_forward, naive_greedy, random_head
 from tiny import tiny_target
@@ -21,16 +19,6 @@ ALPHA = 1e-3
 @pytest.fixture(scope="module")
 def target():
     return tiny_target()
-
-
-def drafter(target, form, num_draft_tokens, *, sample=False):
-    base = random_head(target, "peagle", num_draft_tokens)
-    generator = torch.Generator().manual_seed(3)
-    base.model.add_markov(form, 6, generator=generator)
-    for parameter in base.model.markov.parameters():
-        torch.nn.init.normal_(parameter, generator=generator)
-    base.model.requires_grad_(requires_grad=False)
-    return PEagleDrafter(base.model, base.vocab_map, num_draft_tokens, sample_drafts=sample, uniform=uniform)
 
 
 def decode(target, drafter, prompts, params):
@@ -48,7 +36,7 @@ def prompts(count):
 @pytest.mark.parametrize("sample", [False, True])
 def test_greedy_tokens_are_the_target_s(target, form, num_drafts, sample):
     greedy = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-    tokens = decode(target, drafter(target, form, num_drafts, sample=sample), prompts(4), greedy)
+    tokens = decode(target, random_head(target, form, num_drafts, sample=sample), prompts(4), greedy)
     assert tokens == [naive_greedy(target, prompt, 16) for prompt in prompts(4)]
 
 
@@ -56,7 +44,7 @@ def test_greedy_tokens_are_the_target_s(target, form, num_drafts, sample):
 def test_point_masses_change_no_sampled_token(target, form):
     params = [SamplingParams(temperature=0.9, seed=i, max_tokens=12, ignore_eos=True) for i in range(4)]
     plain = decode(target, None, prompts(4), params)
-    assert decode(target, drafter(target, form, 4), prompts(4), params) == plain
+    assert decode(target, random_head(target, form, 4), prompts(4), params) == plain
 
 
 def exact(target, params):
@@ -77,7 +65,7 @@ def exact(target, params):
 def test_sampled_chains_keep_the_target_s_distribution(target, form):
     params = SamplingParams(temperature=1.2, top_k=TOP_K, max_tokens=NUM_TOKENS, ignore_eos=True)
     seeds = [replace(params, seed=seed) for seed in range(NUM_ROWS)]
-    found = decode(target, drafter(target, form, 2, sample=True), [PROMPT] * NUM_ROWS, seeds)
+    found = decode(target, random_head(target, form, 2, sample=True), [PROMPT] * NUM_ROWS, seeds)
     cells = exact(target, params)
     counts = dict.fromkeys(cells, 0)
     for tokens in found:
