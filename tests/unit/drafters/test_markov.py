@@ -6,6 +6,7 @@ import drafter_rounds
 import naive_head
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from eyas.core.errors import ConfigError
 from eyas.core.tree import TreeBudget
@@ -99,6 +100,28 @@ def test_neighbours_do_not_matter(form):
         alone.random_tokens = lambda n, b=b, at=length: sim.tokens[b][at : at + n]
         alone.random_features = lambda n, b=b, at=length: sim.features[b][at : at + n]
         assert alone.round([count - 1], k).tokens[0].tolist() == together.tokens[b].tolist()
+
+
+class NoReads(TorchDispatchMode):
+    """Raises where the host would wait for a value."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func.overloadpacket.__name__ not in {"_local_scalar_dense", "nonzero", "equal"}, func
+        return func(*args, **(kwargs or {}))
+
+
+@FORMS
+@pytest.mark.parametrize("sample", [False, True])
+def test_no_value_is_read_back(form, sample):
+    """So that all of it may stand in a CUDA graph."""
+    model, vocab_map = make(form, double=False)
+    drafter = PEagleDrafter(model, vocab_map, 4, sample_drafts=sample, uniform=uniform)
+    sim = drafter_rounds.Rounds(drafter, lengths=[3, 6])
+    sim.prefill(chunk=5)
+    drafter._correction.get()
+    committed = sim.committed([1, 4], [1, 1], 5)
+    with NoReads():
+        assert drafter.propose(committed).tokens.shape == (2, 4)
 
 
 @FORMS

@@ -122,3 +122,17 @@ def test_a_head_with_another_activation_is_refused(models, tmp_path, capsys):
     (folder / "config.json").write_text(json.dumps(config))
     assert run("import", folder, tmp_path / "out", "--target", target) == 2
     assert "hidden_act='gelu'" in capsys.readouterr().err
+
+
+def test_a_correction_is_left_out_where_it_is_said_so(models, tmp_path, capsys):
+    target, _ = models
+    head = write_head(tmp_path / "head", target, "peagle", markov_rank=4, markov_form="hidden")
+    words = ("export", head, tmp_path / "out", "--target", target)
+    assert run(*words) == 2
+    assert "--without-markov leaves the correction out" in " ".join(capsys.readouterr().err.split())
+    assert run(*words, "--without-markov") == 0
+    assert "left out: the correction by the token before" in " ".join(capsys.readouterr().err.split())
+    assert run(*words, "--without-markov", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["left_out"] == "the correction by the token before (markov_form hidden, rank 4)"
+    assert not any(name.startswith("markov") for name in load_file(tmp_path / "out/model.safetensors"))

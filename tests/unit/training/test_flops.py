@@ -67,6 +67,38 @@ def test_the_drafter_s_products_are_those_that_torch_counts():
     assert ours == pytest.approx(counted, rel=0.25)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("form", ["tables", "hidden"])
+def test_a_correction_costs_what_torch_counts(form, frozen):
+    """Its own products and those of the loss, against a head without one; no slot is padding."""
+    rank, supervised, slots, tokens = 8, 40, 60, 24
+    target, base = tiny_config(num_layers=1), make_head("peagle", dtype=torch.float32)
+    head = make_head("peagle", dtype=torch.float32, markov_rank=rank, markov_form=form)
+    work = Work(*map(torch.tensor, (tokens, 0, slots, 0, supervised)))
+    ours = step_flops(work, head.config, target, frozen=frozen)
+    ours -= step_flops(work, base.config, target, frozen=frozen)
+    for parameter in head.parameters():
+        parameter.requires_grad_(not frozen)
+    head.markov.requires_grad_(requires_grad=True)
+    normed = torch.randn(slots, 32, requires_grad=not frozen)
+    weight = head.lm_head.weight
+    with FlopCounterMode(display=False) as counter:
+        if form == "hidden":
+            embedded = torch.randn(tokens, 32, requires_grad=not frozen)
+            token_part = head.markov.token(embedded)[torch.arange(slots) % tokens]
+            normed = head.markov.corrected(normed, token_part, torch.ones(slots, dtype=torch.bool))
+        else:
+            normed, weight = head.markov.joined(normed, weight, torch.arange(slots) % 40)
+        (normed[:supervised] @ weight.T).sum().backward()
+    counted = counter.get_total_flops()
+    # What the base's loss costs: logits, and the gradients of both where both train.
+    counted -= (2 if frozen else 6) * 32 * 40 * supervised
+    if frozen:
+        # A frozen base alone would send no gradient back; the count of one takes its lm_head as trained.
+        ours += (6 - 2) * 32 * 40 * supervised
+    assert ours == pytest.approx(counted)
+
+
 def test_a_clock_adds_laps_by_name():
     clock = Clock(torch.device("cpu"))
     for _ in range(2):
