@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from eyas.core.errors import ConfigError
 from eyas.core.tree import TreeBudget
 from eyas.drafters.choose import draw
+from eyas.drafters.peagle.markov import MarkovTables
 from eyas.drafters.peagle.propose import PEagleDrafter
 from eyas.drafters.peagle.propose_tree import PEagleTreeDrafter
 from eyas.kernels.reference.random import uniform
@@ -113,15 +114,14 @@ class NoReads(TorchDispatchMode):
 @FORMS
 @pytest.mark.parametrize("sample", [False, True])
 def test_no_value_is_read_back(form, sample):
-    """So that all of it may stand in a CUDA graph."""
+    """What comes after the layers may stand in a CUDA graph, as they do."""
     model, vocab_map = make(form, double=False)
     drafter = PEagleDrafter(model, vocab_map, 4, sample_drafts=sample, uniform=uniform)
     sim = drafter_rounds.Rounds(drafter, lengths=[3, 6])
-    sim.prefill(chunk=5)
-    drafter._correction.get()
-    committed = sim.committed([1, 4], [1, 1], 5)
-    with NoReads():
-        assert drafter.propose(committed).tokens.shape == (2, 4)
+    committed, hidden = sim.committed([1, 4], [1, 1], 5), torch.randn(2, 4, 32)
+    with NoReads(), torch.no_grad():
+        tables = MarkovTables(*drafter._correction.get())
+        assert drafter._propose_corrected(hidden, committed, tables).tokens.shape == (2, 4)
 
 
 @FORMS
