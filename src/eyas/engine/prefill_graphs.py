@@ -25,8 +25,6 @@ BLOCK_ROWS = 64
 caches a request's own rows itself, and another block of the same request would read them unwritten."""
 MOST_BLOCKS = 64
 """Of one graph. With more, multiplying is the cost and not launching."""
-MOST_PAIRS = 1 << 22
-"""Rows times keys that they may see, of one graph: attention's buffers grow with it, to 0.3 GB of 8B ones."""
 
 
 def blocks_bound(max_visible: int) -> int:
@@ -84,7 +82,7 @@ class PrefillGraphs:
     ) -> None:
         self.models, self.state, self.rows = models, state, rows
         self._recorder = recorder
-        self._most_blocks = min(bucket_of(most_blocks), MOST_BLOCKS)
+        self.most_blocks = min(bucket_of(most_blocks), MOST_BLOCKS)
         self._captured: dict[tuple[int, int], CapturedBlocks] = {}
 
     def run(self, chunks: Sequence[Chunk]) -> None:
@@ -93,7 +91,7 @@ class PrefillGraphs:
         # A small model's row behind a chunk sees one key more.
         bound = blocks_bound(min(max(chunk.end for chunk in chunks) + 1, self.state.max_len))
         begin = 0
-        for size in pieces(len(blocks), self._most(bound)):
+        for size in pieces(len(blocks), self.most_blocks):
             captured = self._get(size, bound)
             host = self.state.pinned(self._padded(blocks[begin : begin + size], size))
             captured.blocks.copy_(host, non_blocking=True)
@@ -106,12 +104,9 @@ class PrefillGraphs:
         bounds = [
             bound for bound in (SMALLEST_VISIBLE << 2 * power for power in range(32)) if bound <= longest
         ]
-        keys = [(1 << power, bound) for bound in bounds for power in range(self._most(bound).bit_length())]
+        sizes = [1 << power for power in range(self.most_blocks.bit_length())]
+        keys = [(size, bound) for size in sizes for bound in bounds]
         return [partial(self._get, *key) for key in sorted(keys, reverse=True)]
-
-    def _most(self, bound: int) -> int:
-        """Blocks of a graph for this bound, a power of two."""
-        return min(self._most_blocks, max(MOST_PAIRS // (bound * self.rows), 1))
 
     def _padded(self, blocks: Sequence[Block], size: int) -> list[list[int]]:
         """Slots, starts and counts of so many blocks."""
