@@ -30,7 +30,7 @@ from torch.nn import functional
 from eyas.core.batch import Committed, Draft
 from eyas.core.vocab_map import VocabMap
 from eyas.drafters.choose import Uniform, choose_by_sampling
-from eyas.drafters.head_config import MarkovForm
+from eyas.drafters.head_config import HeadConfig
 from eyas.kernels import dispatch
 from eyas.nn.linear import Linear
 
@@ -127,11 +127,13 @@ class HiddenMarkov(nn.Module):
         return out
 
 
-def make_markov(
-    form: MarkovForm, *, hidden_size: int, draft_vocab_size: int, rank: int
-) -> TableMarkov | HiddenMarkov:
-    """The correction of a form, with fresh weights."""
-    return TableMarkov(draft_vocab_size, rank) if form == "tables" else HiddenMarkov(hidden_size, rank)
+def make_markov(config: HeadConfig) -> TableMarkov | HiddenMarkov | None:
+    """A head's correction with fresh weights, if it has one."""
+    if not config.markov_rank:
+        return None
+    if config.markov_form == "tables":
+        return TableMarkov(config.draft_vocab_size, config.markov_rank)
+    return HiddenMarkov(config.hidden_size, config.markov_rank)
 
 
 def sample_chain(

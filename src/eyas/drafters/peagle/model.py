@@ -31,26 +31,14 @@ class PEagleModel(Eagle3Model):
         self.mask_token_id = config.mask_token_id
         self.mask_hidden = nn.Parameter(torch.randn(config.feature_size))
         self.mask_embedding = nn.Parameter(embed_weight[self.mask_token_id].detach().clone())
-        self.markov = (
-            make_markov(
-                config.markov_form,
-                hidden_size=config.hidden_size,
-                draft_vocab_size=config.draft_vocab_size,
-                rank=config.markov_rank,
-            )
-            if config.markov_rank
-            else None
-        )
+        self.markov = make_markov(config)
 
     def add_markov(self, form: MarkovForm, rank: int, *, generator: torch.Generator) -> None:
         """Give the head a correction; its guesses stay what they were until that is trained."""
-        config = replace(self.config, markov_form=form, markov_rank=rank)
-        self.markov = make_markov(
-            form, hidden_size=config.hidden_size, draft_vocab_size=config.draft_vocab_size, rank=rank
-        )
-        self.config = config
+        self.config = replace(self.config, markov_form=form, markov_rank=rank)
+        markov = make_markov(self.config)
+        self.markov = None if markov is None else markov.to(self.fc.weight.device)
         self.reset_markov(generator)
-        self.markov.to(self.fc.weight.device)
 
     def reset_markov(self, generator: torch.Generator) -> None:
         """Draw the correction's weights for inputs of the sizes that this head has."""
