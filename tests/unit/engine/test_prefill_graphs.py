@@ -28,9 +28,16 @@ DRAFTERS = {
     "small_model": lambda target: small_model(target, 3),
     "sampled": lambda target: small_model(target, 3, sample=True),
 }
-# Shorter and longer than a block, whole blocks, one token; the last two begin alike.
-PROMPTS = [[3, 4, 5], [7], list(range(1, 28)), [9] * 9, [60, 50, 40, 30, 20], [60, 50, 40, 30, 20, 10, 11]]
-PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+# Shorter and longer than a block, whole blocks, one token.
+PROMPTS = [[3, 4, 5], [7], list(range(1, 20)), [9] * 9, [60, 50, 40, 30, 20], [60, 50, 40, 30, 20, 10]]
+PARAMS = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """What whole forwards give."""
+    target = tiny_target()
+    return [naive_greedy(target, prompt, 20) for prompt in PROMPTS]
 
 
 def make(target, kind, **options) -> LLM:
@@ -100,7 +107,7 @@ PARTS = {"prefill_chunk": 5, "prefill_budget": 11}
 
 
 @pytest.mark.parametrize(("kind", "options"), [*[(kind, PARTS) for kind in DRAFTERS], ("eagle3", {})])
-def test_blocks_write_what_ragged_rows_write(kind, options):
+def test_blocks_write_what_ragged_rows_write(kind, options, answers):
     """Parts begin and end inside pages and blocks, and several requests are prefilled together."""
     target = tiny_target()
     ragged, blocked = make(target, kind, **options), make(target, kind, **options)
@@ -109,7 +116,7 @@ def test_blocks_write_what_ragged_rows_write(kind, options):
 
     assert blocked.generate_ids(PROMPTS, PARAMS) == expected
     if kind != "sampled":
-        assert expected == [naive_greedy(target, prompt, 8) for prompt in PROMPTS]
+        assert expected == [answer[:6] for answer in answers]
     for one, other in zip(caches(ragged), caches(blocked), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     assert blocked.stats.prefill_tokens == ragged.stats.prefill_tokens
@@ -144,20 +151,20 @@ def test_a_shared_beginning_is_not_touched(kind):
     assert outputs[0] == outputs[1]
 
 
-@pytest.mark.parametrize("rows", [3, 4, 64])
-def test_the_drafters_rows_are_right(rows):
+@pytest.mark.parametrize("rows", [3, 64])
+def test_the_drafters_rows_are_right(rows, answers):
     """Tokens and features of every real row, against whole forwards."""
     target = tiny_target()
-    answers = [prompt + naive_greedy(target, prompt, 12) for prompt in PROMPTS]
-    spy = FeatureSpy(target, 3, answers, skill=0.7)
+    texts = [prompt + answer for prompt, answer in zip(PROMPTS, answers, strict=True)]
+    spy = FeatureSpy(target, 3, texts, skill=0.7)
     llm = LLM(target, spy, max_model_len=64, page_size=4, max_num_seqs=3, prefill_chunk=7)
     with_prefill_graphs(llm, rows=rows)
-    assert llm.generate_ids(PROMPTS, PARAMS) == [answer[-12:-4] for answer in answers]
+    assert llm.generate_ids(PROMPTS, PARAMS) == [answer[:6] for answer in answers]
     assert spy.num_rows >= sum(len(prompt) - 1 for prompt in PROMPTS)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "small_model"])
-def test_with_steps_in_flight_pages_short_and_requests_aborted(kind):
+def test_with_steps_in_flight_pages_short_and_requests_aborted(kind, answers):
     """Preempted requests are prefilled again, beside others, while a step is in flight."""
     target = tiny_target()
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -170,13 +177,13 @@ def test_with_steps_in_flight_pages_short_and_requests_aborted(kind):
     running = llm.iterate_ids(PROMPTS, params)
     next(running)
     running.close()
-    assert llm.generate_ids(PROMPTS, params) == [naive_greedy(target, prompt, 20) for prompt in PROMPTS]
+    assert llm.generate_ids(PROMPTS, params) == answers
     assert llm.stats.preemptions > 0
 
 
 def test_padding_touches_nothing_but_the_scratch_page():
     target = tiny_target()
-    for kind in DRAFTERS:
+    for kind in ("small_model", "peagle"):
         llm = make(target, kind)
         llm.generate_ids(PROMPTS[:3], PARAMS)
         before = [one.clone() for one in caches(llm)]
