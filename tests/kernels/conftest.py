@@ -9,10 +9,8 @@ import pytest
 def _small_tiles(monkeypatch):
     """The interpreter's time goes with the number of tiles."""
     if os.environ.get("TRITON_INTERPRET") == "1":
-        from triton.language import constexpr
+        from eyas.kernels.triton import paged_attention_plan
 
-        from eyas.kernels.triton import paged_attention_kernels, paged_attention_plan
-
-        monkeypatch.setattr(paged_attention_kernels, "BATCH", constexpr(4))
+        monkeypatch.setattr(paged_attention_plan, "MOST_FOLDED", 4)
         monkeypatch.setattr(paged_attention_plan, "CHUNK", 64)
         monkeypatch.setattr(paged_attention_plan, "unit", lambda _: 32)

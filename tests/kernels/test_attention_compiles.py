@@ -31,6 +31,11 @@ WALK = {"SPLIT": False, "STATE": 256, "UNIFORM": False}
 
 CASES = {
     "walk": (attention.attention_kernel, HEADS | WAYS | WALK),
+    "rotated walk": (attention.attention_kernel, HEADS | WAYS | WALK | {"ROTATE": True, "BLOCK_R": 16}),
+    "rotated walk of 16 pairs": (
+        attention.attention_kernel,
+        HEADS | WAYS | WALK | {"ROTATE": True, "BLOCK_M": 16},
+    ),
     "a program a chunk": (attention.attention_kernel, HEADS | WAYS | {"STATE": 256}),
     "16 pairs": (attention.attention_kernel, HEADS | WAYS | {"BLOCK_M": 16, "ROTATE": True}),
     "rotated": (attention.attention_kernel, HEADS | WAYS | {"ROTATE": True, "BLOCK_R": 16}),
@@ -39,7 +44,8 @@ CASES = {
         attention.attention_kernel,
         SMALL | WAYS | ALL | {"BLOCK_M": 16, "BLOCK_N": 32, "EXACT": True, "ROTATE": True},
     ),
-    "second pass": (attention.fold_kernel, HEADS | TILE | ALL),
+    "second pass": (attention.fold_kernel, HEADS | TILE | ALL | {"BATCH": 16}),
+    "second pass of chunks": (attention.fold_kernel, HEADS | TILE | {"STATE": 256, "BATCH": 8}),
     "rotation of normed heads": (
         rotary._rotate_and_cache_kernel,
         SMALL | {"HAS_NORM": True, "BLOCK_HEADS": 16, "BLOCK_KV": 2, "PDL": 1},

@@ -1,4 +1,7 @@
-"""Which plan attention takes: on one H200 the fastest of those measured, or within 5 % of it."""
+"""Which plan attention takes: on one H200 the fastest of those measured, or within 2 % of it.
+
+Of eight requests with 4,096 keys only 8 and 16 programs a tile were measured; 4 is what the others say.
+"""
 
 from itertools import product
 
@@ -36,14 +39,14 @@ def _real_tiles(monkeypatch):
         (LLAMA_8B, 1, 32, 4096, CHUNK, 16),
         (LLAMA_8B, 8, 4, 1024, CHUNK, 4),
         (LLAMA_8B, 8, 32, 1024, CHUNK, 4),
-        (LLAMA_8B, 8, 4, 4096, CHUNK, 8),
+        (LLAMA_8B, 8, 4, 4096, CHUNK, 4),
         (LLAMA_8B, 64, 4, 1024, WALK, 1),
         (LLAMA_8B, 64, 32, 1024, WALK, 1),
         (LLAMA_8B, 64, 4, 4096, WALK, 1),
         (LLAMA_8B, 1, 8192, 2048, WALK, 1),
         (QWEN_0_5B, 1, 7, 1024, UNIT, 16),
         (QWEN_0_5B, 1, 56, 1024, UNIT, 16),
-        (QWEN_0_5B, 64, 7, 1024, CHUNK, 4),
+        (QWEN_0_5B, 64, 7, 1024, CHUNK, 2),
         (QWEN_0_5B, 64, 56, 1024, WALK, 1),
     ],
 )

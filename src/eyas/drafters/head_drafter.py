@@ -1,6 +1,7 @@
 """What the EAGLE-3 and P-EAGLE drafters share: the bound cache, prefill, and how guesses are chosen."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,8 +12,12 @@ from eyas.core.tree import DraftTree, TreeBudget
 from eyas.core.vocab_map import VocabMap
 from eyas.drafters.choose import Uniform, choose_by_sampling
 from eyas.drafters.eagle3.model import Eagle3Model
+from eyas.kernels import dispatch_step
 from eyas.kernels.reference.step_expand import MaskRow
 from eyas.nn.paged import PagedContext, uniform_batch
+
+FEW_ROWS = 16
+"""Up to here a product takes as long as for one row: the narrowest tile that reads weights at full speed."""
 
 
 class HeadDrafter(ABC):
@@ -96,11 +101,37 @@ class HeadDrafter(ABC):
         hidden: Tensor,
         mask: MaskRow | None = None,
         extra: int = 0,
+        keep: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Run the head on tokens [B, R] beside hidden [B * R, D]: [T, D] before the final norm."""
+        """Run the head on tokens [B, R] beside hidden [B * R, D]: [T, D] before the final norm.
+
+        `keep` picks the rows that are wanted.
+        """
         assert self._cache is not None
         inputs, residual = self.model.expand(tokens, counts, hidden, mask, extra)
-        return self.model.run(inputs, residual, batch.positions, PagedContext(self._cache, batch))
+        return self.model.run(inputs, residual, batch.positions, PagedContext(self._cache, batch), keep)
+
+    def _run_newest(
+        self,
+        batch: ForwardBatch,
+        committed: Committed,
+        num_rows: int,
+        mask: MaskRow | None = None,
+        extra: int = 0,
+    ) -> Tensor:
+        """Run the head: [B, num_rows, D] of the newest committed row and those after it.
+
+        The last layer multiplies no other rows, unless all are so few that it takes as long.
+        """
+
+        def newest(rows: Tensor) -> Tensor:
+            return dispatch_step.newest(rows, committed.counts, num_rows)
+
+        few = batch.token_ids.numel() <= FEW_ROWS
+        fused = self._fused(committed)
+        keep = None if few else newest
+        hidden = self._run(batch, committed.tokens, committed.counts, fused, mask, extra, keep)
+        return newest(hidden) if few else hidden
 
     def _feedback(self, hidden: Tensor) -> Tensor:
         """The next depth's hidden state [..., D] of this depth's rows."""

@@ -7,6 +7,7 @@ A context stores or arranges K and V and says what each row may see:
     SlotContext   (nn/packed.py)  the same slots through a dense mask: the twin in tests
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -77,10 +78,12 @@ class Attention(nn.Module):
         *,
         norm: RMSNorm | None = None,
         residual: Tensor | None = None,
+        keep: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Compute residual + attention(norm(x)): x [..., input_size] -> [..., hidden_size], as residual is.
 
-        cos and sin are [..., head_dim / 2].
+        cos and sin are [..., head_dim / 2]. `keep` picks the rows whose output is wanted, of any [T, width];
+        the others are keys and values only.
         """
         lead = x.shape[:-1]
         fused: Tensor = self.qkv_proj(x, norm=norm)
@@ -99,7 +102,10 @@ class Attention(nn.Module):
         else:
             q, k, v = self._heads(fused, cos, sin)
             out = context.attend(layer, q, k, v, scale=self.scale, window=self.window)
-        projected: Tensor = self.o_proj(out.reshape(*lead, self.q_size), residual=residual)
+        out = out.reshape(*lead, self.q_size)
+        if keep is not None:
+            out, residual = keep(out), None if residual is None else keep(residual)
+        projected: Tensor = self.o_proj(out, residual=residual)
         return projected
 
     def _heads(self, fused: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -90,7 +90,7 @@ class Decoder(nn.Module):
         Example, 4 layers, capture (1, 4): features[..., :D] is layer 0's output, features[..., D:] layer 3's.
         """
         assert all(0 <= k <= len(self.layers) for k in capture), capture
-        x = self.embed_tokens(token_ids)
+        x = self._embed(token_ids)
         cos, sin = self.rotary(positions)
         size = x.shape[-1]
         features = x.new_empty(*x.shape[:-1], len(capture) * size) if capture else None
@@ -99,6 +99,14 @@ class Decoder(nn.Module):
             x = block(x, cos, sin, context)
         self._capture(x, len(self.layers), capture, features)
         return self.norm(x), features
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        """Rows of the table. Of up to 16, nn.Embedding's kernel takes 7 us on CUDA and an index 2."""
+        weight = self.embed_tokens.weight
+        if weight.is_cuda and not torch.is_grad_enabled():
+            return weight[token_ids]
+        rows: Tensor = self.embed_tokens(token_ids)
+        return rows
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden [..., D] after the final norm -> logits [..., V]."""

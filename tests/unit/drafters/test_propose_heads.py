@@ -3,6 +3,7 @@ import naive_head
 import pytest
 import torch
 
+from eyas.drafters import head_drafter
 from eyas.drafters.eagle3.propose import Eagle3Drafter
 from eyas.drafters.peagle.propose import PEagleDrafter
 
@@ -64,6 +65,25 @@ def test_a_request_at_the_context_limit_leaves_its_neighbour_alone(kind):
         guesses, _ = reference.draft(sim.tokens[b], sim.features[b][:m], k, vocab_map.target_ids)
         # What would stand past the limit can never be committed.
         assert draft.tokens[b].tolist()[:num_inside] == guesses[:num_inside]
+
+
+@pytest.mark.parametrize(("kind", "guess_rows"), [("eagle3", 1), ("peagle", 7)])
+def test_the_last_layer_multiplies_only_rows_that_guess(kind, guess_rows, monkeypatch):
+    """Three requests of 8 rows and more; one with few in all is not worth a gather."""
+    k, drafts, multiplied = 7, [], []
+    for few in (16, 10_000):
+        monkeypatch.setattr(head_drafter, "FEW_ROWS", few)
+        drafter, _, _, _ = make(kind, k)
+        drafter.model.layers[-1].mlp.register_forward_pre_hook(
+            lambda _, given: multiplied.append(given[0].shape[:-1].numel())
+        )
+        sim = drafter_rounds.Rounds(drafter, lengths=[1, 9, 14], dtype=torch.float64)
+        sim.prefill(chunk=5)
+        multiplied.clear()
+        drafts.append(sim.round([0, k, 3], k).tokens)
+        all_rows = 3 * (k + 1 + guess_rows - 1)
+        assert multiplied[0] == (3 * guess_rows if few == 16 else all_rows)
+    assert torch.equal(*drafts)
 
 
 def test_a_head_made_in_inference_mode_drafts():

@@ -9,6 +9,8 @@ Layer 0 reads the token embedding e and the hidden state h side by side (EAGLE-3
 Layers above it are ordinary Llama layers, D -> D. Module names are those of the public checkpoints.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -52,10 +54,19 @@ class HeadLayer(nn.Module):
         return inputs, normed if self.norm_before_residual else hidden
 
     def forward(
-        self, inputs: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext
+        self,
+        inputs: Tensor,
+        residual: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        context: AttentionContext,
+        keep: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Inputs and residual [..., D], of `join` or twice the layer before's output, -> [..., D]."""
+        """Inputs and residual [..., D], of `join` or twice the layer before's output, -> [..., D].
+
+        `keep`: see Attention.
+        """
         norm = self.input_layernorm if self.hidden_norm is None else None
-        x = self.self_attn(inputs, cos, sin, context, self.index, norm=norm, residual=residual)
+        x = self.self_attn(inputs, cos, sin, context, self.index, norm=norm, residual=residual, keep=keep)
         out: Tensor = self.mlp(x, norm=self.post_attention_layernorm, residual=x)
         return out

@@ -9,6 +9,8 @@ The same module trains (TTTContext, ChainContext) and runs (PagedContext). It ne
 embedding table is handed in and shared, unless the config says that the head owns a trained one.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -96,12 +98,23 @@ class Eagle3Model(nn.Module):
         assert isinstance(layer, HeadLayer)
         return layer
 
-    def run(self, inputs: Tensor, residual: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-        """Inputs [..., 2D] and residual [..., D] through all layers: [..., D] before the final norm."""
+    def run(
+        self,
+        inputs: Tensor,
+        residual: Tensor,
+        positions: Tensor,
+        context: AttentionContext,
+        keep: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Inputs [..., 2D] and residual [..., D] through all layers: [..., D] before the final norm.
+
+        `keep` picks the rows that are wanted, of any [T, width]: the last layer only attends to the others.
+        """
         cos, sin = self.rotary(positions)
-        hidden: Tensor = self.first(inputs, residual, cos, sin, context)
-        for layer in self.layers[1:]:
-            hidden = layer(hidden, hidden, cos, sin, context)
+        last = len(self.layers) - 1
+        hidden: Tensor = self.first(inputs, residual, cos, sin, context, keep if last == 0 else None)
+        for index, layer in enumerate(self.layers[1:], 1):
+            hidden = layer(hidden, hidden, cos, sin, context, keep if index == last else None)
         return hidden
 
     def expand(

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from eyas.core.batch import Committed, Draft
 from eyas.drafters.head_drafter import HeadDrafter
-from eyas.kernels import dispatch_step
 
 
 class Eagle3Drafter(HeadDrafter):
@@ -45,5 +44,4 @@ class Eagle3Drafter(HeadDrafter):
     def _newest_row(self, committed: Committed) -> Tensor:
         """Forward 1: extend the cache by the accepted rows; the last one of each, [B, D]."""
         batch = self._batch(committed, committed.tokens, committed.start, committed.counts)
-        hidden = self._run(batch, committed.tokens, committed.counts, self._fused(committed))
-        return dispatch_step.newest(hidden, committed.counts, 1).squeeze(1)
+        return self._run_newest(batch, committed, 1).squeeze(1)

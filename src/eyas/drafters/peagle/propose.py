@@ -86,9 +86,7 @@ class PEagleDrafter(HeadDrafter):
         # Only its shape is read: the tokens are laid out by `expand`.
         shape = committed.tokens.new_empty(num_requests, rows + extra)
         batch = self._batch(committed, shape, committed.start, committed.counts + extra)
-        fused = self._fused(committed)
-        hidden = self._run(batch, committed.tokens, committed.counts, fused, self._mask(), extra)
-        return dispatch_step.newest(hidden, committed.counts, num_guesses)
+        return self._run_newest(batch, committed, num_guesses, self._mask(), extra)
 
     def _mask(self) -> MaskRow:
         model = self._peagle

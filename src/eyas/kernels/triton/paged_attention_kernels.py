@@ -14,8 +14,6 @@ from eyas.kernels.triton.rotary import rotated
 
 NONE = tl.constexpr(-1e30)
 """Peak of no keys at all: finite, so that no difference of peaks is NaN."""
-BATCH = tl.constexpr(16)
-"""States whose loads are under way together where they are folded from memory."""
 
 
 @triton.jit
@@ -133,9 +131,11 @@ def _store_out(
 @triton.jit
 def _fold_batch(
     top, total, acc, acc_ptr, peak_ptr, total_ptr, batch, pair, place, first, end, max_states, kept_pairs,
-    BLOCK_D: tl.constexpr, PER_CHUNK: tl.constexpr,
+    BLOCK_D: tl.constexpr, PER_CHUNK: tl.constexpr, BATCH: tl.constexpr,
 ):  # fmt: skip
     """Fold BATCH stored states of a pair into (top, total, acc): PER_CHUNK are summed, then join the sum.
+
+    BATCH is a multiple of PER_CHUNK.
 
     All loads come before their first use, masked by what is known without one.
     """
@@ -182,8 +182,8 @@ def _fold_batch(
 def _fold_stored(
     out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, kv_head, tile, pair, place, first, end,
     max_states, kept_pairs, NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, PER_CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, PER_CHUNK: tl.constexpr, BATCH: tl.constexpr,
+    HAS_SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Fold the stored states [first, end) of a live pair of a tile and write its row, if they are several.
 
@@ -198,12 +198,12 @@ def _fold_stored(
     top, total, acc = _nothing(1, BLOCK_D)
     top, total, acc = _fold_batch(
         top, total, acc, acc_ptr, peak_ptr, total_ptr, first // BATCH, pair, place, first, end, max_states,
-        kept_pairs, BLOCK_D, PER_CHUNK,
+        kept_pairs, BLOCK_D, PER_CHUNK, BATCH,
     )  # fmt: skip
     for batch in range(first // BATCH + 1, (end + BATCH - 1) // BATCH):
         top, total, acc = _fold_batch(
             top, total, acc, acc_ptr, peak_ptr, total_ptr, batch, pair, place, first, end, max_states,
-            kept_pairs, BLOCK_D, PER_CHUNK,
+            kept_pairs, BLOCK_D, PER_CHUNK, BATCH,
         )  # fmt: skip
     let_in(PDL, LATE)
     pair = tile * BLOCK_M + pair + alone
@@ -496,7 +496,7 @@ def fold_kernel(
     window, max_rows, max_states, kept_pairs, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr,
-    HAS_SINKS: tl.constexpr, UNIFORM: tl.constexpr, PDL: tl.constexpr,
+    HAS_SINKS: tl.constexpr, UNIFORM: tl.constexpr, BATCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The second pass: a pair a program of one warp.
 
@@ -516,6 +516,6 @@ def fold_kernel(
         place = ((request * (tl.num_programs(1) // kept_pairs) + tile) * NUM_KV_HEADS + kv_head).to(tl.int64)
         _fold_stored(
             out_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, begin, kv_head, tile, pair, place, first, end,
-            max_states, kept_pairs, NUM_HEADS, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D, CHUNK // STATE, HAS_SINKS,
-            PDL,
+            max_states, kept_pairs, NUM_HEADS, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D, CHUNK // STATE, BATCH,
+            HAS_SINKS, PDL,
         )  # fmt: skip

@@ -9,6 +9,8 @@ CHUNK = 256
 """Keys whose states are summed before they join the others; a multiple of every unit."""
 MOST_ROTATED = 16
 """Rows of a request up to which attention rotates and caches them itself."""
+MOST_FOLDED = 16
+"""States whose loads are under way together where they are folded from memory."""
 WAVES_OF_UNITS = 3
 """Programs a processor up to which each takes a unit of keys 128 wide, or two of keys 64 wide."""
 WAVES_OF_WALKS = 1.4
@@ -44,6 +46,14 @@ def unit(dtype: torch.dtype) -> int:
     return 32 if dtype == torch.float32 else 64
 
 
+def folded_together(state: int, max_states: int) -> int:
+    """States of `state` keys that are folded at once: whole chunks, as many as there can be, a power of two.
+
+    Example: 8 chunks at most -> 8; 40 units at most -> 16; 1 unit -> the 4 of its chunk.
+    """
+    return min(MOST_FOLDED, max(int(triton.next_power_of_2(max_states)), CHUNK // state))
+
+
 def choose(
     requests: int, kv_heads: int, pairs: int, bound: int, dtype: torch.dtype, head_dim: int, processors: int
 ) -> Plan:
@@ -62,4 +72,5 @@ def choose(
     stages = 3 if head_dim <= 128 else 2
     if tiles >= WAVES_OF_WALKS * processors:
         return Plan(block_m, 0, 1, 4, stages)
-    return Plan(block_m, CHUNK, min(chunks, max(4 * processors // tiles, 1)), 4, stages)
+    # A wave of two programs a processor: a last chunk of a few keys would start another.
+    return Plan(block_m, CHUNK, min(chunks, max(2 * processors // tiles, 1)), 4, stages)
