@@ -220,6 +220,9 @@ def warm_up(
         return
     lengths = warm_up_lengths(concurrency)
     longest = max(prompts, key=len)
+    warm_prefill = getattr(engine, "warm_prefill", None)
+    if warm_prefill is not None:
+        warm_prefill(len(longest) + params.max_tokens)
     for size in warm_up_contexts(min(map(len, prompts)), len(longest) + params.max_tokens - lengths[-1]):
         prompt = (longest * -(-size // len(longest)))[:size]
         thinning = [

@@ -342,6 +342,13 @@ class LLM:
             del self._live[request_id]
         return not self._runner.scheduler.idle
 
+    def warm_prefill(self, context: int) -> None:
+        """Capture the CUDA graphs of prefill now, for prompts of up to so many tokens.
+
+        How many prompts come together is chance; a measurement should not meet a first use.
+        """
+        self._runner.warm_prefill(context)
+
     def load(self) -> EngineLoad:
         """How busy the engine is now."""
         scheduler = self._runner.scheduler

@@ -98,9 +98,12 @@ class PrefillGraphs:
             captured.graph.replay()
             begin += size
 
-    def to_warm(self) -> list[Callable[[], object]]:
-        """Calls that capture all graphs, largest first; each does nothing the second time."""
-        longest = blocks_bound(self.state.max_len)
+    def to_warm(self, context: int | None = None) -> list[Callable[[], object]]:
+        """Calls that capture all graphs for so many tokens of context, by default all that there can be.
+
+        Largest first; each does nothing the second time.
+        """
+        longest = blocks_bound(self.state.max_len if context is None else min(context, self.state.max_len))
         bounds = [
             bound for bound in (SMALLEST_VISIBLE << 2 * power for power in range(32)) if bound <= longest
         ]

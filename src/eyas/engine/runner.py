@@ -213,6 +213,12 @@ class Runner:
             capture()
         progress(len(captures), len(captures))
 
+    @torch.no_grad()
+    def warm_prefill(self, context: int) -> None:
+        """Capture the graphs of prefill alone, for prompts of up to so many tokens."""
+        for capture in [] if self._prefills is None else self._prefills.to_warm(context):
+            capture()
+
     def _update_rows(self, plan: Plan) -> None:
         """Bring the state tensors up to the plan."""
         self.state.set_pages(plan.grown)

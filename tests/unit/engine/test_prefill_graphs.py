@@ -217,3 +217,12 @@ def test_contexts_share_few_bounds():
     graphs = with_prefill_graphs(llm, rows=BLOCK_ROWS, most_blocks=1000)
     assert graphs.most_blocks == MOST_BLOCKS
     assert len(graphs.to_warm()) == 7 * 3
+    assert len(graphs.to_warm(1500)) == 7 * 2
+
+
+def test_prefill_alone_is_warmed():
+    llm = make(tiny_target(), "plain")
+    llm.warm_prefill(64)  # without graphs there is nothing to do
+    graphs = with_prefill_graphs(llm, rows=4, most_blocks=2)
+    llm.warm_prefill(9000)
+    assert set(graphs._captured) == {(1, 1024), (2, 1024)}
