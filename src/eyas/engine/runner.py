@@ -122,7 +122,7 @@ class Runner:
         if device.type == "cuda" and not enforce_eager:
             recorder = Recorder()
             self._graphs = StepGraphs(self.models, self.state, recorder, by_phase=time_phases)
-            most_blocks = max(max_num_seqs, -(-prefill_budget // BLOCK_ROWS))
+            most_blocks = -(-prefill_budget // BLOCK_ROWS)
             self._prefills = PrefillGraphs(self.models, self.state, recorder, most_blocks=most_blocks)
         self._num_drafts: NumDrafts = schedule.num_drafts if schedule is not None else lambda _: num_drafts
         self._launcher = Launcher(
