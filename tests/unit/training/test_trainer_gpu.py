@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from test_markov_alone import alone
 from test_trainer import greedy_store, losses, recipe
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -91,3 +93,21 @@ def test_bfloat16_gradients_at_a_real_shape(kind, attention, parts, compiled, tm
         if not (cosine > 0.98 and 0.9 < ratio < 1.1):
             wrong[name] = (cosine, ratio)
     assert not wrong
+
+
+@pytest.mark.parametrize("form", ["tables", "hidden"])
+def test_a_correction_trained_alone_follows_the_cpu_and_leaves_its_base(form, tmp_path):
+    """Compiled, in bfloat16, by ranges; packed on CUDA, whose division is not the CPU's."""
+    store = greedy_store(tmp_path / "store", tiny_target())
+    Trainer(recipe(tmp_path / "base", "peagle", max_steps=12, packed=True), tiny_target(), store).train()
+    curves = []
+    for device, run in (("cpu", {}), ("cuda", {"compile": True, "precision": "bfloat16"})):
+        target = tiny_target()
+        target.decoder.to(device)
+        config = alone(tmp_path / device, tmp_path / "base", form, max_steps=20, log_every=1, **run)
+        Trainer(replace(config, loss=replace(config.loss, reach=0.0)), target, store).train()
+        curves.append(torch.tensor([loss for _, loss in losses(tmp_path / device)]))
+    torch._dynamo.reset()
+    torch.testing.assert_close(*curves, rtol=0.05, atol=0.05)
+    read, written = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "cuda"))
+    assert all(torch.equal(written[name], tensor) for name, tensor in read.items())
