@@ -21,7 +21,8 @@ def step(
         list[str],
         typer.Option(
             default_factory=lambda: ["none"],
-            help="shape:eagle3, shape:peagle-4 (4 layers), a head folder, or none; may come several times.",
+            help="shape:eagle3, shape:peagle-4 (4 layers), shape:peagle-4-hidden-128 (with a correction), a "
+            "head folder, or none; may come several times.",
         ),
     ],
     k: Annotated[int, typer.Option("--num-draft-tokens", "-k", min=1, help="K of the chain.")] = 7,

@@ -2,9 +2,12 @@
 
 shape:eagle3       one layer, as EAGLE-3
 shape:peagle-4     P-EAGLE with 4 layers; any number
+shape:peagle-4-hidden-128, shape:peagle-4-tables-32
+                   the same with a correction by the token before: its form and rank
 """
 
 import re
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,7 +16,7 @@ from eyas.core.errors import ConfigError
 from eyas.core.model_config import TargetConfig
 from eyas.core.vocab_map import VocabMap
 from eyas.drafters.artifact import LoadedHead, make_model
-from eyas.drafters.head_config import HeadConfig
+from eyas.drafters.head_config import HeadConfig, MarkovForm
 from eyas.nn.random_weights import fill
 
 PREFIX = "shape:"
@@ -30,10 +33,14 @@ def is_shape(spec: str) -> bool:
 
 
 def head_shape(spec: str, target: TargetConfig) -> HeadConfig:
-    """The config that "shape:eagle3" or "shape:peagle-N" names for a target; ConfigError for other words."""
-    match = re.fullmatch(r"shape:(?:(eagle3)|peagle-([1-9]\d?))", spec)
+    """The config that a word of this file names for a target; ConfigError for other words."""
+    correction = r"(?:-(?P<form>tables|hidden)-(?P<rank>[1-9]\d{0,3}))?"
+    match = re.fullmatch(rf"shape:(?:(eagle3)|peagle-([1-9]\d?){correction})", spec)
     if match is None:
-        raise ConfigError(f"drafter {spec!r} is no shape; write shape:eagle3 or shape:peagle-LAYERS")
+        raise ConfigError(
+            f"drafter {spec!r} is no shape; write shape:eagle3, shape:peagle-LAYERS or "
+            "shape:peagle-LAYERS-hidden-RANK"
+        )
     usual = DRAFT_VOCAB_SIZES.get(target.vocab_size, DRAFT_VOCAB_SIZE)
     draft_vocab_size = min(usual, target.vocab_size)
     if match[1]:
@@ -44,6 +51,8 @@ def head_shape(spec: str, target: TargetConfig) -> HeadConfig:
         num_layers=int(match[2]),
         draft_vocab_size=draft_vocab_size,
         mask_token_id=target.vocab_size - 1,
+        markov_rank=int(match["rank"] or 0),
+        markov_form=cast("MarkovForm", match["form"] or "tables"),
     )
 
 

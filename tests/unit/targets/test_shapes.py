@@ -62,16 +62,35 @@ def test_heads_have_their_targets_shape(target, vocabulary):
     assert (eagle.hidden_size, eagle.kind, peagle.kind) == (config.hidden_size, "eagle3", "peagle")
 
 
-@pytest.mark.parametrize("spec", ["shape:peagle", "shape:peagle-0", "shape:eagle3-2", "eagle3", "shape:x"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "shape:peagle",
+        "shape:peagle-0",
+        "shape:eagle3-2",
+        "shape:eagle3-hidden-8",
+        "shape:peagle-2-wide-8",
+        "eagle3",
+        "shape:x",
+    ],
+)
 def test_unknown_heads(spec):
     with pytest.raises(ConfigError, match="shape:eagle3"):
         head_shape(spec, SHAPES["tiny"])
 
 
-def test_a_random_head_is_whole():
+def test_a_shape_may_have_a_correction():
+    config = head_shape("shape:peagle-4-hidden-128", SHAPES["llama-3.1-8b"])
+    assert (config.num_layers, config.markov_form, config.markov_rank) == (4, "hidden", 128)
+    config = head_shape("shape:peagle-2-tables-32", SHAPES["smollm2-135m"])
+    assert (config.num_layers, config.markov_form, config.markov_rank) == (2, "tables", 32)
+
+
+@pytest.mark.parametrize("spec", ["shape:peagle-2", "shape:peagle-2-hidden-8", "shape:peagle-2-tables-8"])
+def test_a_random_head_is_whole(spec):
     target = shape_target("shape:tiny")
     table = target.decoder.embed_tokens.weight
-    head = random_head("shape:peagle-2", target.config, table)
+    head = random_head(spec, target.config, table)
     assert head.model.embed_weight.data_ptr() == table.data_ptr()
     assert not any(p.is_meta or p.requires_grad for p in head.model.parameters())
     ids = head.vocab_map.target_ids
