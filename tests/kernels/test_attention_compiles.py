@@ -44,7 +44,7 @@ CASES = {
         attention.attention_kernel,
         SMALL | WAYS | ALL | {"BLOCK_M": 16, "BLOCK_N": 32, "EXACT": True, "ROTATE": True},
     ),
-    "second pass": (attention.fold_kernel, HEADS | TILE | ALL | {"BATCH": 16}),
+    "second pass": (attention.fold_kernel, HEADS | TILE | ALL | {"BATCH": 32}),
     "second pass of chunks": (attention.fold_kernel, HEADS | TILE | {"STATE": 256, "BATCH": 8}),
     "rotation of normed heads": (
         rotary._rotate_and_cache_kernel,

@@ -1,4 +1,4 @@
-"""Which plan attention takes: on one H200 the fastest of those measured, or within 2 % of it.
+"""Which plan attention takes: on one H200 the fastest of those measured, or within 6 % of it.
 
 Of eight requests with 4,096 keys only 8 and 16 programs a tile were measured; 4 is what the others say.
 """

@@ -133,45 +133,48 @@ def _fold_batch(
     top, total, acc, acc_ptr, peak_ptr, total_ptr, batch, pair, place, first, end, max_states, kept_pairs,
     BLOCK_D: tl.constexpr, PER_CHUNK: tl.constexpr, BATCH: tl.constexpr,
 ):  # fmt: skip
-    """Fold BATCH stored states of a pair into (top, total, acc): PER_CHUNK are summed, then join the sum.
+    """Fold BATCH stored states of a pair into (top, total, acc [D]): PER_CHUNK are summed, then join the sum.
 
-    BATCH is a multiple of PER_CHUNK.
-
-    All loads come before their first use, masked by what is known without one.
+    BATCH is a multiple of PER_CHUNK. All loads come before their first use, masked by what is known without
+    one. A pair's peak and total are numbers, not tensors of one: a tensor is worked out once for every
+    layout that it is used in.
     """
-    d = tl.arange(0, BLOCK_D)
+    begin = place * max_states * kept_pairs + pair
+    acc_ptr += begin * BLOCK_D + tl.arange(0, BLOCK_D)
+    peak_ptr += begin
+    total_ptr += begin
     peaks = ()
     totals = ()
     accs = ()
     for i in tl.static_range(BATCH):
-        state = batch * BATCH + i + tl.arange(0, 1)
-        at = (place * max_states + state) * kept_pairs + pair
+        state = batch * BATCH + i
+        # Within a tile 32 bits do.
+        at = state * kept_pairs
         stored = state < max_states
         # .cg: from the cache that all programs share.
-        peaks += (tl.load(peak_ptr + at, mask=stored, other=NONE, cache_modifier=".cg"),)  # type: ignore[assignment]
-        totals += (tl.load(total_ptr + at, mask=stored, other=0.0, cache_modifier=".cg"),)  # type: ignore[assignment]
-        where = at[None, :] * BLOCK_D + d[:, None]
-        accs += (tl.load(acc_ptr + where, mask=stored[None, :], other=0.0, cache_modifier=".cg"),)  # type: ignore[assignment]
+        peaks += (tl.load(peak_ptr + at, mask=stored, cache_modifier=".cg"),)  # type: ignore[assignment]
+        totals += (tl.load(total_ptr + at, mask=stored, cache_modifier=".cg"),)  # type: ignore[assignment]
+        accs += (tl.load(acc_ptr + at * BLOCK_D, mask=stored, cache_modifier=".cg"),)  # type: ignore[assignment]
     before = top
     for i in tl.static_range(BATCH):
-        state = batch * BATCH + i + tl.arange(0, 1)
-        top = tl.maximum(top, tl.where((state >= first) & (state < end), peaks[i], NONE))
+        state = batch * BATCH + i
+        top = tl.maximum(top, tl.where((state < end) & (state >= first), peaks[i], NONE))
     shrink = _shrink(before, top)
     total *= shrink
-    acc *= shrink[None, :]
+    acc *= shrink
     for i in tl.static_range(BATCH):
-        state = batch * BATCH + i + tl.arange(0, 1)
-        there = (state >= first) & (state < end)
+        state = batch * BATCH + i
+        there = (state < end) & (state >= first)
         # Memory of states that nobody has stored may hold anything.
         more_total = tl.where(there, totals[i], 0.0)
-        more = tl.where(there[None, :], accs[i], 0.0)
+        more = tl.where(there, accs[i], 0.0)
         factor = _shrink(tl.where(there, peaks[i], NONE), top)
         if i % PER_CHUNK == 0:
             part_total = more_total * factor
-            part = more * factor[None, :]
+            part = more * factor
         else:
             part_total = tl.fma(more_total, factor, part_total)
-            part = tl.fma(more, factor[None, :], part)
+            part = tl.fma(more, factor, part)
         if (i + 1) % PER_CHUNK == 0:
             total += part_total
             acc += part
@@ -191,14 +194,12 @@ def _fold_stored(
     PER_CHUNK states are summed in order, and so are the sums: as one program that walks all keys does it.
     One pair, so that no thread has to wait for another one.
     """
-    alone = tl.arange(0, 1)
     # A single state isn't stored: the tile's result is written already.
     end = tl.where(end - first > 1, end, first)
     # The first batch is asked for while the limits are still on their way.
-    top, total, acc = _nothing(1, BLOCK_D)
     top, total, acc = _fold_batch(
-        top, total, acc, acc_ptr, peak_ptr, total_ptr, first // BATCH, pair, place, first, end, max_states,
-        kept_pairs, BLOCK_D, PER_CHUNK, BATCH,
+        NONE, 0.0, tl.zeros([BLOCK_D], tl.float32), acc_ptr, peak_ptr, total_ptr, first // BATCH, pair, place,
+        first, end, max_states, kept_pairs, BLOCK_D, PER_CHUNK, BATCH,
     )  # fmt: skip
     for batch in range(first // BATCH + 1, (end + BATCH - 1) // BATCH):
         top, total, acc = _fold_batch(
@@ -206,10 +207,12 @@ def _fold_stored(
             kept_pairs, BLOCK_D, PER_CHUNK, BATCH,
         )  # fmt: skip
     let_in(PDL, LATE)
-    pair = tile * BLOCK_M + pair + alone
+    nought = tl.zeros([1], tl.float32)
+    pair = tile * BLOCK_M + pair + tl.arange(0, 1)
     _store_out(
         out_ptr, sinks_ptr, (begin + pair // GROUP).to(tl.int64), kv_head * GROUP + pair % GROUP,
-        alone < end - first, top, total, acc, NUM_HEADS, HEAD_DIM, BLOCK_D, HAS_SINKS,
+        tl.arange(0, 1) < end - first, nought + top, nought + total, acc[:, None], NUM_HEADS, HEAD_DIM,
+        BLOCK_D, HAS_SINKS,
     )  # fmt: skip
 
 

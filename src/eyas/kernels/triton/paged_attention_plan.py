@@ -9,7 +9,7 @@ CHUNK = 256
 """Keys whose states are summed before they join the others; a multiple of every unit."""
 MOST_ROTATED = 16
 """Rows of a request up to which attention rotates and caches them itself."""
-MOST_FOLDED = 16
+MOST_FOLDED = 32
 """States whose loads are under way together where they are folded from memory."""
 WAVES_OF_UNITS = 3
 """Programs a processor up to which each takes a unit of keys 128 wide, or two of keys 64 wide."""
@@ -49,7 +49,7 @@ def unit(dtype: torch.dtype) -> int:
 def folded_together(state: int, max_states: int) -> int:
     """States of `state` keys that are folded at once: whole chunks, as many as there can be, a power of two.
 
-    Example: 8 chunks at most -> 8; 40 units at most -> 16; 1 unit -> the 4 of its chunk.
+    Example: 8 chunks at most -> 8; 40 units at most -> 32; 1 unit -> the 4 of its chunk.
     """
     return min(MOST_FOLDED, max(int(triton.next_power_of_2(max_states)), CHUNK // state))
 
