@@ -100,8 +100,10 @@ def test_choices():
 def test_only_devices_that_can(cuda, capability, interpreted, able, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", interpreted)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(pdl, "_can", pdl._can.__wrapped__)
     for choice in PDL:
         with use_pdl(choice):
             assert ("launch_pdl" in pdl.options(small=True)) == (able and choice != "off")

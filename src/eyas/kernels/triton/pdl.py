@@ -9,6 +9,7 @@ Three rules keep it right (docs/how-to/add_a_kernel.md says why):
 """
 
 import os
+from functools import lru_cache
 
 import torch
 import triton
@@ -36,14 +37,16 @@ def wait(PDL: tl.constexpr) -> None:
 
 
 def able() -> bool:
-    """Whether the current device can: NVIDIA's from Hopper on."""
-    if (
-        os.environ.get("TRITON_INTERPRET") == "1"
-        or torch.version.cuda is None
-        or not torch.cuda.is_available()
-    ):
+    """Whether the current device can: NVIDIA's from Hopper on. Asked at every launch."""
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return started and _can(torch.cuda.current_device())
+
+
+@lru_cache(maxsize=64)
+def _can(device: int) -> bool:
+    if os.environ.get("TRITON_INTERPRET") == "1" or torch.version.cuda is None:
         return False
-    return torch.cuda.get_device_capability() >= (9, 0)
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _choice() -> Pdl:
