@@ -68,3 +68,11 @@ def test_every_state_has_a_program_that_stores_it():
             assert 1 <= plan.splits <= -(-bound // plan.state)
         else:
             assert plan.splits == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "max_states", "width", "together"),
+    [(CHUNK, 8, 128, 8), (UNIT, 40, 128, 32), (UNIT, 40, 64, 32), (UNIT, 40, 256, 16), (UNIT, 1, 128, 4)],
+)
+def test_states_folded_together(state, max_states, width, together):
+    assert plans.folded_together(state, max_states, width) == together

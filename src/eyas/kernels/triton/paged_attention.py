@@ -215,7 +215,7 @@ def _attend(
             max_states,
             kept,
             **shape,
-            BATCH=plans.folded_together(state, max_states),
+            BATCH=plans.folded_together(state, max_states, block_d),
             num_warps=1,
             enable_fp_fusion=False,
             **pdl.options(small=True),

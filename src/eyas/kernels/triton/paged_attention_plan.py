@@ -46,12 +46,14 @@ def unit(dtype: torch.dtype) -> int:
     return 32 if dtype == torch.float32 else 64
 
 
-def folded_together(state: int, max_states: int) -> int:
+def folded_together(state: int, max_states: int, width: int) -> int:
     """States of `state` keys that are folded at once: whole chunks, as many as there can be, a power of two.
 
-    Example: 8 chunks at most -> 8; 40 units at most -> 32; 1 unit -> the 4 of its chunk.
+    Example, 128 wide: 8 chunks at most -> 8; 40 units at most -> 32; 1 unit -> the 4 of its chunk.
     """
-    return min(MOST_FOLDED, max(int(triton.next_power_of_2(max_states)), CHUNK // state))
+    # A warp's registers hold 32 states 128 wide.
+    most = min(MOST_FOLDED, MOST_FOLDED * 128 // width)
+    return max(min(most, int(triton.next_power_of_2(max_states))), CHUNK // state)
 
 
 def choose(
