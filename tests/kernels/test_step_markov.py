@@ -114,6 +114,7 @@ def test_equal_where_sums_are_exact(requests, depths, vocab, rank, dtype, has_pr
     ("tiles", "dtype"),
     [
         (Tiling(64, 3, 64, 16, 4), HALF),
+        (Tiling(64, 3, 16, 16, 4), HALF),
         (Tiling(64, 3, 32, 16, 4), torch.float32),
         (Tiling(256, 1, 64, 64, 8), HALF),
     ],
@@ -241,4 +242,4 @@ def test_in_the_interpreter():
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-m", "gpu"]
     child = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stdout + child.stderr
-    assert "24 passed" in child.stdout
+    assert "25 passed" in child.stdout

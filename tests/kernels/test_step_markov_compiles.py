@@ -87,6 +87,14 @@ def test_a_depth(vocab, rank, requests, pdl, tmp_path):
         assert barrier < shuffle < ptx.rindex("ld.global") < ptx.index("wgmma.mma_async")
 
 
+@pytest.mark.parametrize(("vocab", "rank"), [(300, 1024), (14848, 4096), (128256, 16384)])
+def test_a_rank_that_no_tile_holds(vocab, rank):
+    """R goes through in chunks, whatever a head's rank is."""
+    kernel = depth_of(vocab, rank, 64, pdl=1)
+    assert kernel.metadata.shared <= MOST_SHARED_BYTES // 1.5
+    assert "wgmma" in kernel.asm["ptx"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fp32", "fp16"])
 @pytest.mark.parametrize("absent", [(), ("pre_ptr",)])
@@ -114,7 +122,7 @@ def test_a_lone_request_keeps_most_of_the_device_busy():
     assert tiles.chunk == 128
 
 
-@pytest.mark.parametrize("rank", [8, 24, 128, 256])
+@pytest.mark.parametrize("rank", [8, 24, 128, 256, 512, 1000, 5000])
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("vocab", [1, 64, 300, 8193, 14848, 32000, 49152, 128256])
 def test_tiles_cover_all_ids_and_no_program_is_empty(vocab, rank, itemsize):

@@ -31,8 +31,12 @@ LEAST = tl.constexpr(-(2**63))
 _PROGRAMS = 128
 """Of a depth, at most: less than a wave on an H100 or H200. Each reads a key of every one before it."""
 _TILE_BYTES = 1 << 16
-_CHUNK = 32
-"""Of R at a time in float32, which no tensor core multiplies."""
+_MOST_HELD = 512
+"""Of R at once: an SM has no room for a tile of more and its rows."""
+_CHUNK = 64
+"""Of R at a time where it is more: several chunks are on their way."""
+_WIDE_CHUNK = 32
+"""The same in float32, which no tensor core multiplies."""
 
 
 @triton.jit
@@ -280,15 +284,17 @@ def tiling(vocab: int, rank: int, itemsize: int, num_requests: int) -> Tiling:
     Example: 14,848 ids of rank 128 in 16 bits -> 116 tiles of 128 ids, 32 KiB each.
     """
     padded = _padded(rank)
+    chunk = padded if padded <= _MOST_HELD else _CHUNK
     block = 64
-    while -(-vocab // block) > _PROGRAMS and block < 256 and 2 * block * padded * itemsize <= _TILE_BYTES:
+    while -(-vocab // block) > _PROGRAMS and block < 256 and 2 * block * chunk * itemsize <= _TILE_BYTES:
         block *= 2
-    if -(-vocab // block) > _PROGRAMS and block * padded * itemsize > _TILE_BYTES // 2:
+    if -(-vocab // block) > _PROGRAMS and block * chunk * itemsize > _TILE_BYTES // 2:
         # Several tiles one after another, of which several are on their way.
         block //= 2
     steps = -(-vocab // (block * _PROGRAMS))
-    warps = 8 if block * padded * itemsize > _TILE_BYTES // 2 else 4
-    chunk = padded if itemsize < 4 else min(padded, _CHUNK)
+    warps = 8 if block * chunk * itemsize > _TILE_BYTES // 2 else 4
+    if itemsize == 4:
+        chunk = min(chunk, _WIDE_CHUNK)
     return Tiling(block, steps, chunk, 16 if num_requests <= 16 else 32, warps)
 
 
