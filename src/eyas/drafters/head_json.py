@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from eyas.core.capture import default_aux_layers
-from eyas.core.errors import HeadMismatchError, ModelFormatError
+from eyas.core.errors import ConfigError, HeadMismatchError, ModelFormatError
 from eyas.core.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, RopeConfig, TargetConfig
 from eyas.drafters.head_config import HeadConfig, HeadKind, MarkovForm
 
@@ -28,6 +28,14 @@ def read_config(values: dict[str, Any], target: TargetConfig, *, where: str) -> 
 
     Raises ModelFormatError naming the field, or HeadMismatchError where the shapes are another target's.
     """
+    try:
+        return _read(values, target, where)
+    except ConfigError as error:
+        raise ModelFormatError(f"{where}: {error}") from None
+
+
+def _read(values: dict[str, Any], target: TargetConfig, where: str) -> HeadConfig:
+    """As `read_config`; a value that HeadConfig refuses is a ConfigError here."""
     speculators = "transformer_layer_config" in values
     body = values["transformer_layer_config"] if speculators else values
     if not isinstance(body, dict):

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -87,6 +88,14 @@ def test_markov_heads_of_before_are_read_as_tables(tmp_path):
     save_head(tmp_path, model, vocab_map, meta={}, identity=WHO)
     edit_config(tmp_path, markov_form=...)
     assert load_head(tmp_path, TARGET, model.embed_weight, identity=WHO).config == model.config
+
+
+def test_a_config_out_of_range_is_named_with_its_folder(tmp_path):
+    model, vocab_map = drafter_rounds.head("peagle", markov_rank=6)
+    save_head(tmp_path, model, vocab_map, meta={}, identity=WHO)
+    edit_config(tmp_path, markov_rank=10**6)
+    with pytest.raises(ModelFormatError, match=rf"{re.escape(str(tmp_path))}: head markov_rank=1000000: it "):
+        load_head(tmp_path, TARGET, model.embed_weight, identity=WHO)
 
 
 def test_eagle3_has_no_markov_correction():
