@@ -12,22 +12,28 @@ from pathlib import Path
 from test_trainer import recipe
 
 from eyas.data.store import TokenStore
+from eyas.training.config import HeadSection
 from eyas.training.parallel import World
 from eyas.training.trainer import Trainer
 from tiny import tiny_target
 
 
-def configure(out, kind, **run):
-    """Everything on that a rank could get wrong: moving average, sharded target, trained table."""
+def configure(out, kind, base=None, **run):
+    """Everything on that a rank could get wrong: moving average, sharded target, trained table.
+
+    With the folder of a head as `base`, a correction alone on top of it.
+    """
     config = recipe(out, kind, max_steps=8, log_every=1, checkpoint_every=3, shard_target=True, **run)
     head = replace(config.head, train_embeddings="all")
+    if base is not None:
+        head = HeadSection(warm_start=str(base), train="markov", markov_rank=8, markov_form="hidden")
     optim = replace(config.optim, ema=0.9)
     return replace(config, head=head, optim=optim)
 
 
-def train(world, store, out, kind, stop_at=None, **run):
+def train(world, store, out, kind, stop_at=None, **options):
     """A run, or the beginning of one: at `stop_at` steps this process kills itself."""
-    config = configure(out, kind, **run)
+    config = configure(out, kind, **options)
     target = tiny_target()
     target.decoder.to(world.device)
     config = replace(config, run=replace(config.run, precision="float32"))

@@ -41,9 +41,10 @@ def torchrun(processes, store, *jobs, device="cpu"):
 
 @pytest.fixture(scope="module")
 def on_two(data, tmp_path_factory):
-    """Folder of runs on two processes: one of each kind, whole, then "cut", killed at step 4."""
+    """Folder of runs on two processes: each kind, a correction on top, then "cut", killed at step 4."""
     out = tmp_path_factory.mktemp("on-two")
     jobs = [{"out": out / kind, "kind": kind} | run for kind, run in KINDS.items()]
+    jobs.append({"out": out / "markov", "kind": "peagle", "base": out / "peagle", "accumulation": 2})
     status, text = torchrun(2, data[0], *jobs, {"out": out / "cut", "kind": "peagle", "stop_at": 4})
     assert status != 0
     assert "SIGKILL" in text, text[-3000:]
@@ -86,6 +87,21 @@ def test_two_processes_equal_one(kind, data, on_two, tmp_path):
         torch.testing.assert_close(heads[1][name], tensor, rtol=1e-3, atol=1e-4)
     assert read(tmp_path)["validation"]["reached"] == read(on_two / kind)["validation"]["reached"]
     assert read(on_two / kind)["training"]["processes"] == 2
+
+
+@pytest.mark.slow
+def test_a_correction_alone_is_trained_by_two_processes_as_by_one(data, on_two, tmp_path):
+    """A shared model of which most is frozen."""
+    config = configure(tmp_path, "peagle", on_two / "peagle", accumulation=2)
+    Trainer(config, tiny_target(), data[1]).train()
+    single, double = dict(losses(tmp_path)), dict(losses(on_two / "markov"))
+    assert double == pytest.approx(single, rel=2e-5)
+    heads = [load_file(folder / "model.safetensors") for folder in (tmp_path, on_two / "markov")]
+    for name, tensor in heads[0].items():
+        if name.startswith("markov."):
+            torch.testing.assert_close(heads[1][name], tensor, rtol=1e-3, atol=1e-4)
+        else:
+            assert torch.equal(heads[1][name], tensor), name
 
 
 @pytest.mark.multi_gpu
