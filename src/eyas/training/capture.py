@@ -14,6 +14,7 @@ from torch.nn import functional
 from eyas.core.model_config import TargetIdentity
 from eyas.data.features import FeatureStore
 from eyas.data.loader import Batch
+from eyas.kernels.settings import use_pdl
 from eyas.nn.packed import PackedContext
 from eyas.targets.decoder import Decoder
 
@@ -38,7 +39,9 @@ def teacher_choices(hidden: Tensor, lm_head_weight: Tensor, *, chunk_rows: int =
 
 def capture(decoder: Decoder, batch: Batch, aux_layers: tuple[int, ...]) -> Captured:
     """Run the target over packed rows, no gradients; documents don't see each other."""
-    with torch.no_grad():
+    # A sharded layer's weights are written by the kernel just before it, and with dependent launches
+    # (kernels/triton/pdl) a norm reads its weight without waiting for that one.
+    with torch.no_grad(), use_pdl("off"):
         context = PackedContext.of(batch.segments, batch.positions)
         hidden, features = decoder(batch.ids.long(), batch.positions.long(), context, capture=aux_layers)
         assert features is not None

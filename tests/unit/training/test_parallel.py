@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from test_trainer import greedy_store, losses
 
 from eyas.core.errors import ConfigError
+from eyas.kernels.settings import settings
+from eyas.training.capture import capture
 from eyas.training.parallel import Share, World, shares
 from eyas.training.trainer import Trainer
 from tiny import tiny_target
@@ -72,6 +74,17 @@ def test_alone_everything_is_a_plain_call():
     assert torch.equal(world.whole(weight), weight.detach())
     assert world.local(weight).data_ptr() == weight.data_ptr()
     assert torch.equal(world.cut(torch.ones(3), weight), torch.ones(3))
+
+
+def test_the_target_runs_without_dependent_launches(data, tmp_path):
+    """Layers that are gathered one at a time have weights that the kernel before has just written."""
+    target, seen = tiny_target(), []
+    trainer = Trainer(configure(tmp_path, "eagle3"), target, data[1])
+    target.decoder.layers[0].register_forward_hook(lambda *_: seen.append(settings.pdl))
+    (prepared,) = trainer.prepare()
+    capture(target.decoder, prepared.batch, (1,))
+    assert seen == ["off"]
+    assert settings.pdl == "late"
 
 
 @pytest.mark.slow
