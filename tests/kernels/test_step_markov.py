@@ -7,9 +7,11 @@ import sys
 
 import pytest
 import torch
+from torch.nn import functional
 
 from eyas.kernels import dispatch, dispatch_step
 from eyas.kernels.dispatch import use_backend
+from eyas.kernels.reference import step_markov
 from eyas.kernels.settings import use_pdl
 from eyas.kernels.triton.step_markov import Tiling, keys_of_depths, launch, tiling
 
@@ -70,6 +72,34 @@ def test_the_reference_with_silu():
     actual = dispatch_step.markov_guess(logits, pre, table, out, None, silu=True)
     assert torch.equal(actual, naive(logits, pre, table, out, None, silu=True))
     assert not torch.equal(actual, dispatch_step.markov_guess(logits, pre, table, out, None, silu=False))
+
+
+def test_passes_are_the_sequence(monkeypatch):
+    """All depths at once, until nothing changes, is depth by depth; and takes fewer products."""
+    generator = torch.Generator().manual_seed(3)
+    products = []
+    silu = functional.silu
+    monkeypatch.setattr(step_markov.functional, "silu", lambda x: products.append(len(x)) or silu(x))
+    for scale in (0.3, 3.0):  # few guesses change, nearly all do
+        logits, pre = torch.randn(9, 7, 60, generator=generator), torch.randn(9, 7, 8, generator=generator)
+        table, out = torch.randn(60, 8, generator=generator), scale * torch.randn(60, 8, generator=generator)
+        for before in (pre, None):
+            products.clear()
+            expected = step_markov.markov_guess(logits, before, table, out, None, silu=True)
+            assert len(products) == 6
+            products.clear()
+            actual = step_markov.guess_in_passes(logits, before, table, out, None, silu=True)
+            assert torch.equal(actual, expected)
+            assert products[0] == 9 * 6
+            assert len(products) <= 6
+            assert sum(products) < (3 if scale < 1 else 5) * products[0]
+
+
+def test_passes_end_on_logits_that_are_no_numbers():
+    logits = torch.tensor([[[1.0, math.nan, 0], [5, 4, math.nan], [math.inf, -math.inf, 1]]])
+    table, out = torch.ones(3, 1), torch.tensor([[math.nan], [0], [3]])
+    guesses = step_markov.guess_in_passes(logits, None, table, out, None, silu=False)
+    assert ((guesses >= 0) & (guesses < 3)).all()
 
 
 def test_the_example():

@@ -151,5 +151,8 @@ def markov_guess(
     silu: bool,
 ) -> Tensor:
     """See eyas.kernels.reference.step_markov.markov_guess."""
-    guesses: Tensor = _twin(_markov, logits).markov_guess(logits, pre, table, out, index_map, silu=silu)
+    twin = _twin(_markov, logits)
+    if twin is _markov and logits.device.type == "cpu":
+        return _markov.guess_in_passes(logits, pre, table, out, index_map, silu=silu)
+    guesses: Tensor = twin.markov_guess(logits, pre, table, out, index_map, silu=silu)
     return guesses
