@@ -196,6 +196,7 @@ def _engines(
             max_num_seqs=options.batch,
             time_phases=True,
         )
+        engines[method.name].warm_prefill(max_len)
         engines[method.name].generate([warmup] * options.batch, params)
     return engines
 
