@@ -68,6 +68,12 @@ def command(
     vllm_args: Annotated[
         str, typer.Option(help="More for `vllm serve`, such as '--tensor-parallel-size 2'.")
     ] = "",
+    without_markov: Annotated[
+        bool,
+        typer.Option(
+            "--without-markov", help="With --backend vllm: leave out a correction that it cannot run."
+        ),
+    ] = False,
     print_command: Annotated[bool, typer.Option(help="With --backend vllm: only show the command.")] = False,
 ) -> None:
     """Serve a target, with or without a head, to OpenAI's clients."""
@@ -95,14 +101,15 @@ def command(
             gpu_memory_fraction=gpu_memory_fraction,
             dtype=dtype,
             extra=vllm_args,
+            without_markov=without_markov,
             print_command=print_command,
         )
         return
-    if backend != "eyas" or print_command or vllm_args:
+    if backend != "eyas" or print_command or vllm_args or without_markov:
         raise ConfigError(
             f"--backend {backend}: choose eyas or vllm"
             if backend != "eyas"
-            else "--print-command and --vllm-args belong to --backend vllm"
+            else "--print-command, --vllm-args and --without-markov belong to --backend vllm"
         )
     try:
         from eyas.server.methods import share_of_rest

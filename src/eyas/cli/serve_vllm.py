@@ -24,6 +24,7 @@ def serve_with_vllm(
     gpu_memory_fraction: float,
     dtype: str | None,
     extra: str,
+    without_markov: bool,
     print_command: bool,
 ) -> None:
     """Print the command or become it; `refused`: flags without a counterpart in vLLM, and whether given."""
@@ -38,7 +39,7 @@ def serve_with_vllm(
     head = heads[0] if heads and heads[0] != "none" else None
     if head is not None and not Path(head).is_dir():
         raise ConfigError(f"--head {head}: --backend vllm runs head folders")
-    model, speculative = _prepared(target, head, num_draft_tokens, dtype)
+    model, speculative = _prepared(target, head, num_draft_tokens, dtype, without_markov=without_markov)
     words = vllm_command(
         model,
         speculative,
@@ -58,7 +59,7 @@ def serve_with_vllm(
 
 
 def _prepared(
-    target: str, head: str | None, num_draft_tokens: int | None, dtype: str | None
+    target: str, head: str | None, num_draft_tokens: int | None, dtype: str | None, *, without_markov: bool
 ) -> tuple[str, dict[str, object] | None]:
     """Return what vLLM loads: the target as a folder or hub name, and settings for the exported head."""
     from eyas.bench.records import folder_fingerprint
@@ -74,8 +75,11 @@ def _prepared(
 
     out = cache_root() / "exported" / f"{Path(head).resolve().name}-{folder_fingerprint(Path(head))}"
     loaded = load_target(target, device="cpu", tokenizer=False, pack=False)
-    export = export_head(head, loaded, "vllm", out, num_draft_tokens=num_draft_tokens)
-    console.notes().print(f"head exported to {export.folder}", markup=False, soft_wrap=True)
+    export = export_head(
+        head, loaded, "vllm", out, num_draft_tokens=num_draft_tokens, without_markov=without_markov
+    )
+    without = "" if export.left_out is None else f" without {export.left_out}"
+    console.notes().print(f"head exported to {export.folder}{without}", markup=False, soft_wrap=True)
     return model, export.serve
 
 

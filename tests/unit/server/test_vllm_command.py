@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,28 @@ def test_the_command_names_a_head_that_vllm_loads(models, kind, tmp_path, monkey
     assert settings["model"] in capsys.readouterr().out
 
 
+def test_a_correction_that_vllm_cannot_run_is_left_out_where_it_is_said_so(
+    models, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("EYAS_CACHE", str(tmp_path / "cache"))
+    target, _ = models
+    head = write_head(tmp_path / "head", target, "peagle", markov_rank=4, markov_form="hidden")
+    words = (target, "--head", head, "--backend", "vllm", "--print-command")
+    assert run(*words) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "markov_rank" in said
+    assert "--without-markov leaves the correction out" in said
+    assert not (tmp_path / "cache/exported").exists()
+    assert run(*words, "--without-markov") == 0
+    shown = capsys.readouterr()
+    assert "without the correction by the token before" in " ".join(shown.err.split())
+    command = shlex.split(shown.out)
+    settings = json.loads(command[command.index("--speculative-config") + 1])
+    assert settings["parallel_drafting"]
+    config = json.loads((Path(settings["model"]) / "config.json").read_text())
+    assert not config.get("markov_rank")
+
+
 def test_the_program_takes_this_ones_place(models, tmp_path, monkeypatch):
     program = tmp_path / "vllm"
     program.write_text("#!/bin/sh\n")
@@ -98,6 +121,7 @@ def test_the_program_takes_this_ones_place(models, tmp_path, monkeypatch):
         (("--backend", "vllm"), "not installed"),
         (("--backend", "tgi"), "eyas or vllm"),
         (("--print-command",), "belong to --backend vllm"),
+        (("--without-markov",), "belong to --backend vllm"),
     ],
 )
 def test_what_cannot_be_is_named(models, words, said, monkeypatch, capsys, tmp_path):
