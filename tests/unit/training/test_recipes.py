@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from eyas.training.build import make_objective
 from eyas.training.config import TrainConfig
 from eyas.training.presets import PRESETS
 
-RECIPES = sorted((Path(__file__).parents[3] / "recipes" / "train").glob("*.yaml"))
+ROOT = Path(__file__).parents[3]
+RECIPES = sorted((ROOT / "recipes" / "train").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -28,6 +30,10 @@ def test_the_shipped_recipes_are_the_papers_objectives():
     assert (peagle.objective.num_depths, peagle.objective.retention, peagle.head.num_layers) == (8, 0.8, 4)
     assert (markov.objective, markov.loss) == (peagle.objective, peagle.loss)
     assert (markov.head.train, markov.head.warm_start) == ("markov", peagle.run.out)
+    # The head that ships has a correction, and another form or rank would be refused.
+    shipped = json.loads((ROOT / "heads" / "smollm2-135m-peagle" / "config.json").read_text())
+    kept = (shipped["markov_form"], shipped["markov_rank"])
+    assert (markov.head.markov_form, markov.head.markov_rank) == kept
 
 
 @pytest.mark.parametrize(
