@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from test_trainer import recipe
 
 from eyas.data.store import TokenStore
@@ -54,4 +55,6 @@ if __name__ == "__main__":
     store = TokenStore.load(Path(sys.argv[2]))
     for job in json.loads(sys.argv[3]):
         train(world, store, **job)
+        # The next one may read what this one's first rank is still writing.
+        torch.distributed.barrier()
     world.leave()
