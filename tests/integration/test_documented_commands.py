@@ -107,6 +107,8 @@ def words_of(line: str) -> list[str]:
         given = {word.partition("=")[0] for word in words}
         own = {"target.path": "path/to/model", "data.store": "answers/store", "run.out": "heads/trained"}
         extra += [f"{name}={value}" for name, value in own.items() if name not in given]
+        # A tiny head has no room for the rank of a real one's correction.
+        extra += ["head.markov_rank=8"] if "markov" in words[1] else []
         prepare_training(words)
     if verb == "serve" and "vllm" in words:
         extra.append("--print-command")
