@@ -97,8 +97,14 @@ class Row:
         return fmean(found) if found else None
 
     def phase(self, name: str) -> float | None:
-        """Return a phase's time a step in ms, from a run that timed phases where there is one."""
-        return self.mean("steps", name) if self.timed is None else _inside(self.timed, (name,))
+        """Return a phase's time a step in ms, from a run that timed phases where there is one.
+
+        How much of a step is prefill depends on how long answers are, and every run tells it: its own counts.
+        """
+        own = self.mean("steps", name)
+        if self.timed is None or (name == "prefill_ms" and own is not None):
+            return own
+        return _inside(self.timed, (name,))
 
     def positions(self, name: str) -> list[float]:
         """Return the mean over repeats of a list of `acceptance`."""
@@ -148,7 +154,7 @@ def read_cells(paths: Sequence[Path]) -> list[Row]:
         results = {line["cell"]["repeat"]: line["result"] for line in members}
         in_order = tuple(sorted(results.items()))
         dataset, concurrency, rate, method, k, engine = key
-        # Where a step's time goes hardly depends on the data: one data set's phases stand for the others'.
+        # What verifying and drafting take hardly depends on the data: one data set's stand for the others'.
         phases = timed.get(key, timed.get(key[1:]))
         rows.append(Row(dataset, concurrency, rate, method, k, engine, in_order, phases))
     return _with_spreads(rows)
@@ -344,10 +350,13 @@ def _length(row: Row) -> float | None:
 
 
 def _phase(left: Row, right: Row) -> tuple[str | None, tuple[float, float] | None]:
-    """Return the phase whose time a step differs most, and its two times in ms."""
+    """Return the phase whose time a step differs most, and its two times in ms.
+
+    None where either was never timed by phase: what is known then need not be what differs.
+    """
     pairs = {name: (left.phase(name), right.phase(name)) for name in PHASES}
     known = {name: (a, b) for name, (a, b) in pairs.items() if a is not None and b is not None}
-    if not known:
+    if "verify_ms" not in known:
         return None, None
     name = max(known, key=lambda phase: abs(known[phase][0] - known[phase][1]))
     return name.removesuffix("_ms"), known[name]

@@ -72,8 +72,9 @@ def sweep(
     phases: Annotated[
         bool | None,
         typer.Option(
-            help="Time verification and drafting apart in further cells: each method at its best K, on the "
-            "first data set. Done on CUDA unless told otherwise; elsewhere every cell tells them."
+            help="Time verification and drafting apart in further cells: each method, at the K that are best "
+            "on any data set, on the first one. Done on CUDA unless told otherwise; elsewhere every cell "
+            "tells them."
         ),
     ] = None,
     time_limit: Annotated[
@@ -195,7 +196,8 @@ def sweep(
 
         measured = run(cells)
         if timed:
-            rows = [row for row in read_cells([record]) if row.dataset == datasets[0].name]
+            here = {dataset.name for dataset in datasets}
+            rows = [row for row in read_cells([record]) if row.dataset in here]
             best = {(row.label, row.load) for row in best_rows(rows)}
             more = phase_cells(
                 [method for method in own if method.url is None],

@@ -109,6 +109,32 @@ def test_phases_of_one_data_set_stand_for_the_others(tmp_path):
     assert [row.phase("verify_ms") for row in found] == [2.1, 2.1]
 
 
+def test_prefill_is_a_data_sets_own(tmp_path):
+    parts = {"verify_ms": 1.5, "draft_ms": 0.5, "prefill_ms": 0.1}
+    timed = [cell(m, 3, 900.0, steps=step(3.0, 2.1, **parts), phases=True) for m in ("eagle3", "peagle")]
+    own = [
+        cell(m, 3, speed, steps={"step_ms": 2.1, "prefill_ms": ms}, dataset="gsm8k")
+        for m, speed, ms in (("eagle3", 1000.0, 0.7), ("peagle", 1100.0, 0.3))
+    ]
+    left, right = reversed(rows(tmp_path, *own, *timed))
+    assert (left.phase("verify_ms"), left.phase("prefill_ms")) == (1.5, 0.3)
+    assert (lead(left, right).phase, lead(left, right).phase_ms) == ("prefill", (0.3, 0.7))
+
+
+def test_no_phase_is_named_where_one_side_was_never_timed(tmp_path):
+    timed = cell("peagle", 3, 1.0, steps=step(3.0, 2.1, verify_ms=1.5, draft_ms=0.5), phases=True)
+    found = rows(
+        tmp_path,
+        cell("eagle3", 3, 1000.0, steps={"step_ms": 2.4, "prefill_ms": 0.2, "tokens_per_forward": 2.5}),
+        cell("peagle", 3, 1100.0, steps={"step_ms": 2.1, "prefill_ms": 0.1, "tokens_per_forward": 2.5}),
+        timed,
+    )
+    one = lead(found[1], found[0])
+    assert one.phase is None
+    assert one.step_time == pytest.approx(2.4 / 2.1)
+    assert one.reason.endswith("1.00x from acceptance")
+
+
 def test_a_lead_within_the_noise_says_so(tmp_path):
     lines = [cell("a", 3, speed, repeat=i) for i, speed in enumerate((100.0, 130.0))]
     lines += [cell("b", 3, speed, repeat=i) for i, speed in enumerate((110.0, 100.0))]
