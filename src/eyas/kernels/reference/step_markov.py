@@ -71,7 +71,7 @@ def guess_in_passes(
     the latest, because what it hears is.
     """
     chosen = logits.argmax(-1)
-    across = out.float().T
+    weights = out.float()
     stale = torch.ones_like(chosen, dtype=torch.bool)
     stale[:, 0] = False
     while bool(stale.any()):
@@ -79,7 +79,9 @@ def guess_in_passes(
         rows = table[chosen[requests, depths - 1]].float()
         rows = rows if pre is None else pre[requests, depths].float() + rows
         rows = functional.silu(rows) if silu else rows
-        corrected = logits[requests, depths].float() + rows.to(out.dtype).float() @ across
+        # The long side first: the other way round, a product of few rows copies `out` before it reads it.
+        correction = (weights @ rows.to(out.dtype).float().T).T
+        corrected = logits[requests, depths].float() + correction
         heard = chosen.clone()
         heard[requests, depths] = corrected.argmax(-1)
         changed = heard != chosen
