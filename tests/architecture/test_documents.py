@@ -16,11 +16,18 @@ def shell_lines(text: str) -> list[str]:
     return [line.strip().removeprefix("$ ") for line in joined.splitlines()]
 
 
+def indented_lines(text: str) -> list[str]:
+    """Lines of blocks that are set in by four blanks: how a figure was measured, on models of full size."""
+    joined = text.replace("\\\n", " ")
+    return [line.strip() for line in joined.splitlines() if line.startswith("    ")]
+
+
 def commands() -> list[tuple[str, list[str]]]:
+    texts = [(path.name, path.read_text(encoding="utf-8")) for path in DOCUMENTS]
     return [
-        (path.name, line.split("#")[0].split())
-        for path in DOCUMENTS
-        for line in shell_lines(path.read_text(encoding="utf-8"))
+        (name, line.split("#")[0].split())
+        for name, text in texts
+        for line in (*shell_lines(text), *indented_lines(text))
         if line.startswith(("eyas ", "make "))
     ]
 

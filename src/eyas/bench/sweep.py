@@ -6,8 +6,10 @@ type "run" for each invocation, with its provenance, and one of type "cell" for 
 mean is in docs/benchmarks/sweep-jsonl.md.
 """
 
+import gzip
 import json
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,15 +73,16 @@ def sweep(
 
 
 def read_records(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return all lines of records; DataError names the file and line that is not one.
+    """Return all lines of records, .jsonl or .jsonl.gz; DataError names the file and line that is not one.
 
     A last line without its end, left by a machine that went down, is passed over.
     """
     found = []
     for path in paths:
         try:
-            lines = path.read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
+            raw = path.read_bytes()
+            lines = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8").split("\n")
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
             raise DataError(f"{path}: the record cannot be read: {error}") from None
         for number, line in enumerate(lines, start=1):
             if not line.strip():

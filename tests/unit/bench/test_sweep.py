@@ -1,5 +1,6 @@
 """Sweeps of a tiny target: real engines, real counters, a real server."""
 
+import gzip
 import json
 from dataclasses import replace
 
@@ -244,6 +245,17 @@ def test_records_of_something_else_are_refused(tmp_path):
         read_records([path])
     with pytest.raises(DataError, match="cannot be read"):
         read_records([tmp_path / "none"])
+
+
+def test_a_packed_record_is_read_as_it_is(tmp_path):
+    path = tmp_path / "r.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"schema": "eyas.sweep/1", "type": "run"}\n'))
+    assert read_records([path]) == [{"schema": "eyas.sweep/1", "type": "run"}]
+    whole = path.read_bytes()
+    for broken in (whole[:-9], b"plain text"):
+        path.write_bytes(broken)
+        with pytest.raises(DataError, match="cannot be read"):
+            read_records([path])
 
 
 def test_numbers_are_short_and_right():
