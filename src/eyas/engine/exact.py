@@ -68,16 +68,12 @@ def cell_of(tokens: Sequence[int], cells: dict[Cell, float]) -> Cell:
 def rounding_distance(
     target: Target, context: Sequence[int], pair: tuple[int, int], *, temperature: float, seed: int
 ) -> float:
-    """How much rounding would explain that one run chose pair[0] and another pair[1] after this context.
+    """How much rounding would explain that one run drew pair[0] and another pair[1] after this context.
 
-    Temperature 0: the difference of their logits from the best one, in logits. Otherwise the distance, in
-    probability, of the keyed random number from the intervals that the two tokens own on [0, 1). A tie at
-    rounding level is near 0; a real difference in what was computed is not.
+    The distance, in probability, of the keyed random number from the intervals that the two tokens own on
+    [0, 1). A tie at rounding level is near 0; a real difference in what was computed is not.
     """
     logits = next_logits(target, [context])[0]
-    chosen = logits[list(pair)]
-    if temperature == 0.0:
-        return float((logits.max() - chosen).max())
     upper = (logits / temperature).softmax(-1).cumsum(-1)
     lower = torch.cat([upper.new_zeros(1), upper[:-1]])
     place = torch.tensor(len(context), device=target.device)
