@@ -9,7 +9,10 @@ logit x = c |w| |h|, c the cosine, is a sum of D terms. If each of the 2 L round
 D numbers by up to half a spacing, x moves by about sqrt(2 L / 3 D) / c half spacings: 0.47 spacings for
 L = 30, D = 576, c = 0.2, and no more for larger models (L = 32, D = 4096, c = 0.1: 0.36). The gap of two
 logits in two runs moves by twice that: three standard deviations are 2.8 spacings. Rounding the two logits
-themselves adds up to half a spacing each: 3.8. A wrong token brings whole logits, tens of spacings.
+themselves adds up to half a spacing each: 3.8. Measured on SmolLM2-135M (c = 0.2) in bfloat16, keys of every
+attention in random orders, 3,098 places: the gap of the best two moved by 0.77 spacings rms, and at the 68
+places where the choice changed it was at most 1 (2 with PyTorch's attention on a CPU). A wrong token brings
+tens of spacings.
 """
 
 import math
