@@ -118,10 +118,13 @@ def test_take(num_drafts, max_len):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize(("rows", "extra"), [(1, None), (4, None), (4, 0), (4, 3), (1, 6)])
+@pytest.mark.parametrize(
+    ("rows", "extra", "depths"),
+    [(1, None, 0), (4, None, 0), (4, 0, 0), (4, 3, 0), (1, 6, 0), (4, 3, 3), (1, 6, 7), (4, 5, 1)],
+)
 @pytest.mark.gpu
-def test_expand_and_newest(rows, extra, normed, dtype):
-    """Without a mask (EAGLE-3), and with one; a committed token that is the mask token too."""
+def test_expand_and_newest(rows, extra, depths, normed, dtype):
+    """Without a mask (EAGLE-3), and with one, shared or by depth; a committed mask token."""
     generator = torch.Generator().manual_seed(rows)
 
     def number(*shape):
@@ -131,7 +134,8 @@ def test_expand_and_newest(rows, extra, normed, dtype):
     tokens = torch.randint(0, 9, (num_requests, rows), generator=generator).to(DEVICE)
     tokens[1, 0] = 7
     counts = torch.randint(1, rows + 1, (num_requests,), generator=generator).to(DEVICE)
-    mask = None if extra is None else MaskRow(7, number(size), number(size))
+    masked = (depths, size) if depths else (size,)
+    mask = None if extra is None else MaskRow(7, number(size), number(*masked))
     arguments = (
         tokens,
         counts,

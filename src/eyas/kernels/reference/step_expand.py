@@ -3,9 +3,9 @@
 Legend: B requests, R committed rows each, E = extra rows of a parallel drafter, D hidden size, V vocabulary.
 
 Row j of a request carries tokens[b, j] and hidden[b, j] for j < counts[b]. A parallel drafter (P-EAGLE) has E
-more rows; every row from counts[b] on is then the same mask row. Without a mask they hold what is left over
-from rejected drafts; either way they are padding, or guesses, only by their slots and visibility
-(kernels/*/rows).
+more rows; every row from counts[b] on is then a mask row, all alike or by depth. Without a mask they hold
+what is left over from rejected drafts; either way they are padding, or guesses, only by their slots and
+visibility (kernels/*/rows).
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class MaskRow(NamedTuple):
     embedding: Tensor
     """[D]"""
     hidden: Tensor
-    """[D], fused already"""
+    """[D], fused already; or [E, D], one a depth from depth 1 (row counts[b]) on, the last for all beyond"""
 
 
 def expand(
@@ -65,9 +65,15 @@ def expand(
         is_mask = (tokens == mask.token_id).unsqueeze(-1)
         embeddings = functional.pad(torch.where(is_mask, mask.embedding, embeddings), (0, 0, 0, extra))
         hidden = functional.pad(hidden.view(num_requests, rows, -1), (0, 0, 0, extra))
-        real = (torch.arange(rows + extra, device=tokens.device) < counts.unsqueeze(1)).unsqueeze(-1)
+        depth = torch.arange(rows + extra, device=tokens.device) - counts.unsqueeze(
+            1
+        )  # from 0: the first mask row
+        real = (depth < 0).unsqueeze(-1)
         embeddings = torch.where(real, embeddings, mask.embedding)
-        hidden = torch.where(real, hidden, mask.hidden).flatten(0, 1)
+        masked = mask.hidden
+        if masked.ndim == 2:
+            masked = masked[depth.clamp(0, masked.shape[0] - 1)]
+        hidden = torch.where(real, hidden, masked).flatten(0, 1)
     normed = rms_norm(embeddings.flatten(0, 1), embed_norm, eps), rms_norm(hidden, hidden_norm, eps)
     return torch.cat(normed, dim=-1), normed[1] if normed_residual else hidden
 

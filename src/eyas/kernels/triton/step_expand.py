@@ -25,6 +25,7 @@ def _expand_kernel(  # noqa: ANN202
     eps,  # noqa: ANN001
     mask_id,  # noqa: ANN001
     HAS_MASK: tl.constexpr,
+    DEPTHS: tl.constexpr,
     NORMED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -35,7 +36,8 @@ def _expand_kernel(  # noqa: ANN202
     element = inputs_out.dtype.element_ty
     source = request * rows + row
     if HAS_MASK:
-        real = row < tl.load(counts_ptr + request)
+        count = tl.load(counts_ptr + request)
+        real = row < count
         # Loads are predicated, never taken from a pointer that depends on a branch.
         token = tl.load(tokens_ptr + source, mask=real, other=mask_id)
         known = token != mask_id
@@ -43,6 +45,9 @@ def _expand_kernel(  # noqa: ANN202
         masked = tl.load(mask_embedding_ptr + column, mask=inside & (known == 0), other=0.0)
         embedding = tl.where(known, embedding.to(tl.float32), masked.to(tl.float32))
         hidden = tl.load(hidden_ptr + source * size + column, mask=inside & real, other=0.0)
+        if DEPTHS > 0:
+            # One state a depth; rows past the last depth are padding.
+            mask_hidden_ptr += tl.minimum(tl.maximum(row - count, 0), DEPTHS - 1) * size
         masked = tl.load(mask_hidden_ptr + column, mask=inside & (real == 0), other=0.0)
         hidden = tl.where(real, hidden.to(tl.float32), masked.to(tl.float32))
         if not NORMED:
@@ -101,6 +106,7 @@ def expand(
         eps,
         -1 if mask is None else mask.token_id,
         HAS_MASK=mask is not None,
+        DEPTHS=0 if mask is None or mask.hidden.ndim == 1 else mask.hidden.shape[0],
         NORMED=normed_residual,
         BLOCK=block,
         num_warps=4 if block <= 2048 else 8,
