@@ -145,6 +145,17 @@ def test_warm_graphs_are_the_ones_that_run(target):
     assert set(llm._runner._prefills._captured) == prefills
 
 
+def test_all_graphs_share_one_pool_of_memory(target):
+    llm = make(target, "peagle")
+    rounds(llm, PARAMS["greedy"])
+    rounds(llm, PARAMS["sampled"])
+    graphs = [graph for entry in llm._runner._graphs._captured.values() for graph, _ in entry.graphs]
+    graphs += [entry.graph for entry in llm._runner._prefills._captured.values()]
+
+    assert len(graphs) > 6
+    assert len({graph.pool() for graph in graphs}) == 1
+
+
 # Torch says of this mode that it is a prototype, once.
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("kind", ["eagle3", "sampled"])

@@ -1,4 +1,4 @@
-"""Progress bars: requests done, tokens a second, time left; or graphs captured."""
+"""Progress bars on stderr: requests done, tokens a second, time left; or graphs captured."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +10,7 @@ def progress_bar(total: int, *, enabled: bool) -> Iterator[Callable[[int, int], 
     if not enabled:
         yield None
         return
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
@@ -19,7 +20,7 @@ def progress_bar(total: int, *, enabled: bool) -> Iterator[Callable[[int, int], 
         TextColumn("{task.fields[rate]:,.0f} tok/s"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns) as bar:
+    with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("generate", total=total, rate=0.0)
 
         def report(done: int, num_tokens: int) -> None:
@@ -32,10 +33,10 @@ def progress_bar(total: int, *, enabled: bool) -> Iterator[Callable[[int, int], 
 @contextmanager
 def capture_bar() -> Iterator[Callable[[int, int], None]]:
     """Yield a function of (graphs captured, graphs in all)."""
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    with Progress(
-        TextColumn("capturing graphs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    ) as bar:
+    columns = (TextColumn("capturing graphs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("capture", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -94,6 +94,22 @@ def test_long_prompts_come_in_chunks_within_the_budget():
     assert [request.request_id for request in third.decodes] == ["a", "b", "c"]
 
 
+def test_a_long_prompt_holds_decoding_requests_up_by_one_chunk_a_step():
+    scheduler = make_scheduler(max_len=400, num_pages=200)
+    decoding, long = make_request(3, "decoding"), make_request(201, "long")
+    scheduler.add(decoding)
+    scheduler.schedule()
+    commit(decoding, 1)
+    scheduler.add(long)
+
+    for step in range(25):
+        plan = scheduler.schedule()
+        assert spans(plan) == [("long", 8 * step, 8 * step + 8)]
+        assert decoding in plan.decodes
+        commit(decoding, 1)
+    assert plan.decodes == [decoding, long]
+
+
 def test_first_come_first_served_even_if_a_later_one_would_fit():
     scheduler = make_scheduler(num_pages=10)
     big, small = make_request(30, "big"), make_request(2, "small")

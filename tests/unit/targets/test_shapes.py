@@ -6,6 +6,7 @@ import torch
 from eyas.core.errors import ConfigError
 from eyas.drafters.shapes import head_shape, random_head
 from eyas.nn.random_weights import fill
+from eyas.targets import shapes
 from eyas.targets.decoder import Decoder
 from eyas.targets.shapes import SHAPES, num_parameters, shape_config, shape_target
 
@@ -43,6 +44,13 @@ def test_filling_leaves_real_parameters_alone():
     fill(decoder, device="cpu", dtype=torch.float32, std=0.1, seed=0)
     assert decoder.embed_tokens.weight is table
     assert not any(parameter.is_meta for parameter in decoder.parameters())
+
+
+def test_a_shape_that_does_not_fit_is_refused_before_anything_is_made(monkeypatch):
+    monkeypatch.setattr(shapes, "check_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100 << 30, 141 << 30))
+    with pytest.raises(ConfigError, match="70b in bfloat16 takes 131 GiB of weights, and 100 GiB"):
+        shape_target("shape:llama-3.3-70b", device="cuda")
 
 
 @pytest.mark.parametrize("name", ["shape:gpt-9", "shape:", "tiny-er"])

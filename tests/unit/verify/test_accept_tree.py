@@ -201,28 +201,34 @@ def test_wrong_rules_have_another_law(rule):
     assert first_tokens(enumerated(p, rule)) != pytest.approx(p[()], abs=1e-3)
 
 
-def keyed_sample(p, num):
+def keyed_sample(p, num, *, per_depth=1, rule=ours):
     """First two tokens of `num` seeds as the engine draws them: one number for each (seed, position)."""
     seeds, tree = torch.arange(num), fixed_trees(num)
     probs = torch.tensor([p[path_of(row)] for row in range(len(PARENTS) + 1)]).expand(num, -1, -1)
-    numbers = uniform(seeds[:, None].expand_as(tree.depths), 40 + tree.depths, 0)
-    accepted = accept_tree(draw(probs, numbers), with_root(num), tree, DEPTH)
+    numbers = uniform(seeds[:, None].expand_as(tree.depths), 40 + per_depth * tree.depths, 0)
+    tokens, lengths = map(torch.tensor, rule(draw(probs, numbers)))
     # Where a run ends after one token, the next step continues it: one more draw, at the next position.
     counts = dict.fromkeys(itertools.product(range(VOCAB), repeat=2), 0)
-    after = torch.tensor([p[(token,)] for token in range(VOCAB)])[accepted.tokens[:, 0]]
-    second = torch.where(accepted.counts > 1, accepted.tokens[:, 1], draw(after, numbers[:, 1]))
-    for pair in zip(accepted.tokens[:, 0].tolist(), second.tolist(), strict=True):
+    after = torch.tensor([p[(token,)] for token in range(VOCAB)])[tokens[:, 0]]
+    second = torch.where(lengths > 1, tokens[:, 1], draw(after, numbers[:, 1]))
+    for pair in zip(tokens[:, 0].tolist(), second.tolist(), strict=True):
         counts[pair] += 1
     return counts
 
 
-def test_keyed_draws_have_the_targets_law():
-    """20,000 seeds, two tokens each, steps continued."""
+@pytest.mark.parametrize(
+    ("broken", "lawful"),
+    [({}, True), ({"per_depth": 0}, False), ({"rule": any_child}, False), ({"rule": draw_per_child}, False)],
+    ids=["ours", "one number for all depths", "any child", "a draw for each child"],
+)
+def test_keyed_draws_have_the_targets_law(broken, lawful):
+    """20,000 seeds, two tokens each, steps continued. Broken rules must be noticed."""
     p = conditional(3)
     cells = {(a, b): p[()][a] * p[(a,)][b] for a, b in itertools.product(range(VOCAB), repeat=2)}
-    counts = keyed_sample(p, 20_000)
+    counts = keyed_sample(p, 20_000, **broken)
+    p_value = chi_square([counts[cell] for cell in cells], list(cells.values())).p_value
 
-    assert chi_square([counts[cell] for cell in cells], list(cells.values())).p_value > 1e-3
+    assert p_value > 1e-3 if lawful else p_value < 1e-6
 
 
 @pytest.mark.parametrize("ordered_by_luck", [False, True])
