@@ -1,11 +1,12 @@
 """`eyas bench step`: one decode step, plainly and with drafters, against what the device allows.
 
-Three clocks, run one after another in every round so that what slows the machine slows all of them:
+Clocks, run one after another in every round so that what slows the machine slows all of them:
 
-    phases   each of verify, accept, expand, draft and commit in a CUDA graph of its own
-    logits   the part of accept that is the target's lm_head, once more by itself
-    device   the whole step in one graph
-    loop     the engine's own loop (step_loop): the difference to `device` is where the GPU waited
+    phases     each of verify, accept, expand, draft and commit in a CUDA graph of its own
+    logits     the part of accept that is the target's lm_head, once more by itself
+    device     the whole step in one graph, alone after a pause
+    loop       the engine's own loop (step_loop), and where the GPU waited in it
+    sustained  the graph of `device` many times in a row: what lower clocks under load cost without a host
 
 On the CPU the same runs without graphs. Figures are medians over rounds. Kernels may be compiled
 before by other processes (step_warm).
@@ -55,6 +56,7 @@ class StepResult:
     options: StepOptions
     warmed: dict[str, Any] | None
     ceilings: Ceilings
+    sustained: Ceilings
     ceiling_samples: list[dict[str, float]]
     results: list[MethodResult]
 
@@ -105,18 +107,20 @@ def _bench_step(
     advance(0, 1, "ceilings")
     if target.device.type == "cuda":
         profile()
-    ceilings, samples = measure_ceilings(target.device, target.dtype, options.ceiling_sizes)
-    whole = StepResult(target, contenders, options, warmed, ceilings, samples, [])
+    ceilings, sustained, samples = measure_ceilings(target.device, target.dtype, options.ceiling_sizes)
+    whole = StepResult(target, contenders, options, warmed, ceilings, sustained, samples, [])
+    ways = (options.invariant, not options.invariant) if options.both else (options.invariant,)
+    starters = [(contender, way) for contender in contenders for way in ways]
     total, rounds = len(options.batch_sizes) * (options.repeats + 1), 0
     for batch in options.batch_sizes:
-        methods = [Method(target, contender.make, batch, options) for contender in contenders]
+        methods = [Method(target, one.make, batch, options, invariant=way) for one, way in starters]
         for turn in range(options.repeats + 1):
             for method in methods:
                 method.round(keep=turn > 0)
             rounds += 1
             advance(rounds, total, f"batch {batch}")
         part = replace(whole, results=[])
-        for contender, method in zip(contenders, methods, strict=True):
+        for (contender, _), method in zip(starters, methods, strict=True):
             part.results.append(_result(whole, contender, method, batch))
         whole.results.extend(part.results)
         done(part)
@@ -131,9 +135,14 @@ def _result(whole: StepResult, contender: Contender, method: Method, batch: int)
     launches, profiled = method.profiles()
     accepted = median(method.times.tokens_per_step)
     source, context = contender.source, whole.options.context
-    floors = _floors(whole.target, source, contender.drafter, batch, accepted, context, whole.ceilings)
+    floors, sustained = (
+        _floors(whole.target, source, contender.drafter, batch, accepted, context, ceilings)
+        for ceilings in (whole.ceilings, whole.sustained)
+    )
     name, spec = ("plain", None) if source is None else ("draft", source.spec)
-    return MethodResult(batch, name, spec, method.times, floors, launches, profiled)
+    return MethodResult(
+        batch, name, spec, method.times, floors, sustained, launches, profiled, method.invariant
+    )
 
 
 def _floors(

@@ -46,6 +46,29 @@ class Stopwatch:
         self._restore()
         return self._events() if self._cuda else self._wall()
 
+    def in_a_row(self, count: int) -> float:
+        """Milliseconds of one of many rounds without pauses, the median of the second half.
+
+        A device that draws all the power it may runs at lower clocks by then.
+        """
+        if not self._cuda:
+            times = []
+            for _ in range(count):
+                self._restore()
+                times.append(sum(self._wall()))
+            return median(times[count // 2 :])
+        marks = []
+        for _ in range(count):
+            self._restore()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            for call in self._calls:
+                call()
+            end.record()
+            marks.append((begin, end))
+        marks[-1][1].synchronize()
+        return float(median(begin.elapsed_time(end) for begin, end in marks[count // 2 :]))
+
     def _events(self) -> list[float]:
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(self._calls) + 1)]  # type: ignore[no-untyped-call]
         torch.cuda._sleep(_PAUSE_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001 - has no public name
@@ -62,11 +85,3 @@ class Stopwatch:
             call()
             marks.append(time.perf_counter())
         return [1e3 * (end - begin) for begin, end in pairwise(marks)]
-
-
-def time_ms(call: Call, device: torch.device, *, rounds: int = 7) -> float:
-    """Median milliseconds of one call, after one that does not count."""
-    call()
-    watch = Stopwatch([call], device)
-    watch.round()
-    return median(watch.round()[0] for _ in range(rounds))

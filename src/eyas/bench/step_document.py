@@ -1,5 +1,6 @@
 """The JSON of `eyas bench step`; docs/benchmarks/bench-step-json.md says what each field means."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any
@@ -34,11 +35,13 @@ def step_document(result: StepResult, provenance: dict[str, Any]) -> dict[str, A
             "num_steps": options.num_steps,
             "repeats": options.repeats,
             "invariant": options.invariant,
+            "both": options.both,
             "pdl": options.pdl or settings.pdl,
         },
         "warm": result.warmed,
-        "ceilings": asdict(result.ceilings) | {"samples": result.ceiling_samples},
-        "results": [_method(one) for one in result.results],
+        "ceilings": asdict(result.ceilings)
+        | {"sustained": asdict(result.sustained), "samples": result.ceiling_samples},
+        "results": [_method(one) | _cost(one, result.results) for one in result.results],
         "provenance": provenance,
     }
 
@@ -47,8 +50,7 @@ def _method(one: MethodResult) -> dict[str, Any]:
     times = one.times
     phases = {phase: times.phase_ms(phase) for phase in PHASES}
     device_ms, loop_ms = median(times.device), median(times.loop)
-    known = [floor for floor in one.floors.values() if floor is not None]
-    floor = sum(known) if len(known) == len(one.floors) else None
+    floor, sustained_floor = _sum(one.floors), _sum(one.sustained_floors)
     tokens = median(times.tokens_per_step)
     logits = min(median(times.logits), phases["accept"])
     others = sum(ms for phase, ms in phases.items() if phase not in FORWARDS) - logits
@@ -56,6 +58,7 @@ def _method(one: MethodResult) -> dict[str, Any]:
         "batch": one.batch,
         "method": one.method,
         "drafter": one.drafter,
+        "invariant": one.invariant,
         "phases": [
             {
                 "phase": phase,
@@ -75,6 +78,13 @@ def _method(one: MethodResult) -> dict[str, Any]:
             "loop_ratio": _ratio(loop_ms, floor),
             "other_share": others / sum(phases.values()),
             "idle_share": 1.0 - device_ms / loop_ms,
+            "sustained_ms": median(times.sustained),
+            "replay_ms": median(times.replay),
+            "gap_ms": median(times.gap),
+            "gap_share": median(times.idle),
+            "num_late": sum(times.late),
+            "floor_sustained_ms": sustained_floor,
+            "loop_ratio_sustained": _ratio(loop_ms, sustained_floor),
             "launches": None if one.profile is None else one.profile.launches,
             "busy_share_profiled": (
                 None
@@ -89,10 +99,30 @@ def _method(one: MethodResult) -> dict[str, Any]:
             "phases_ms": times.phases,
             "logits_ms": times.logits,
             "device_ms": times.device,
+            "sustained_ms": times.sustained,
             "loop_ms": times.loop,
+            "replay_ms": times.replay,
+            "gap_ms": times.gap,
             "tokens_per_step": times.tokens_per_step,
         },
     }
+
+
+def _cost(one: MethodResult, results: Sequence[MethodResult]) -> dict[str, Any]:
+    """What invariance adds to a step, as a share, where both ways were timed."""
+    for other in results:
+        same = (other.batch, other.drafter) == (one.batch, one.drafter)
+        if same and one.invariant and not other.invariant:
+            device = median(one.times.device) / median(other.times.device)
+            loop = median(one.times.loop) / median(other.times.loop)
+            return {"invariance_cost": {"device": device - 1.0, "loop": loop - 1.0}}
+    return {"invariance_cost": None}
+
+
+def _sum(floors: Mapping[str, float | None]) -> float | None:
+    """Of all phases; None if one is not known."""
+    known = [floor for floor in floors.values() if floor is not None]
+    return sum(known) if len(known) == len(floors) else None
 
 
 def _ratio(ms: float, floor: float | None) -> float | None:

@@ -2,11 +2,21 @@
 
 Every run submits fresh prompts, waits until all of them decode, and times a number of steps between two
 waits for the device. Prompts are as much shorter than the context as the requests grow in half a run.
+
+Where the device's time goes meanwhile is told by the events around each launched step (engine/stats):
+
+    device   | step 1 |gap| step 2 |gap| step 3 |
+    idle     the gaps (the report's copy to the host runs in them); of a step that the host launched after
+             the device had run out of work also what it took longer than the others do, because its first
+             event passed before its graph was there
 """
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import mean, median
 
 import torch
 
@@ -16,6 +26,7 @@ from eyas.drafters.base import Drafter
 from eyas.engine.intake import Group
 from eyas.engine.kv_cache import CPU_PAGE_SIZE, CUDA_PAGE_SIZE
 from eyas.engine.llm import LLM
+from eyas.engine.stats import Lap
 from eyas.targets.base import Target
 from eyas.verify.forced_lossy import acceptance_table
 
@@ -30,6 +41,35 @@ class LoopSample:
     step_ms: float
     tokens_per_step: float
     """Mean tokens that a request committed a step."""
+    replay_ms: float
+    """Median of what a step took on the device."""
+    gap_ms: float
+    """Mean of what the device waited for between two steps."""
+    num_late: int
+    """Steps that the host launched too late, of those after the first."""
+
+    @property
+    def idle_share(self) -> float:
+        """Share of a steady loop in which the device had no step."""
+        return self.gap_ms / (self.gap_ms + self.replay_ms)
+
+
+def waits(laps: Sequence[Lap]) -> tuple[float, float, int]:
+    """(median of a step, mean wait between two, late ones) in ms, from a loop's steps in order.
+
+    The first step counts as a step only: the loop begins with nothing on the device.
+
+    Example, (begin, end): (0, 10), (11, 21), (22, 36 late): a step takes 10, the gaps are 1 and 1, and the
+    late step took 4 longer than 10: waits of 1 and 5, mean 3.
+    """
+    steps = [lap.end - lap.begin for lap in laps]
+    on_time = [ms for ms, lap in zip(steps[1:], laps[1:], strict=True) if not lap.late]
+    usual = median(on_time or steps)
+    gaps = [
+        after.begin - before.end + (max(0.0, after.end - after.begin - usual) if after.late else 0.0)
+        for before, after in pairwise(laps)
+    ]
+    return usual, mean(gaps) if gaps else 0.0, sum(lap.late for lap in laps[1:])
 
 
 class StepLoop:
@@ -98,15 +138,18 @@ class StepLoop:
                 self.llm.abort(group.request_id)
 
     def _timed(self, groups: list[Group]) -> LoopSample:
+        clock = self.llm._runner._clock  # noqa: SLF001 - as above
         self._wait()
         self.llm.stats.reset()
+        clock.keep()
         begin = time.perf_counter()
         for _ in range(self._num_steps):
             self.llm.step()
         self._wait()
         seconds = time.perf_counter() - begin
         self._check(groups)
-        return LoopSample(1e3 * seconds / self._num_steps, self.llm.stats.tokens_per_forward)
+        steps = _steps(clock.laps())
+        return LoopSample(1e3 * seconds / self._num_steps, self.llm.stats.tokens_per_forward, *waits(steps))
 
     def _step(self, groups: list[Group]) -> None:
         self.llm.step()
@@ -124,3 +167,11 @@ class StepLoop:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def _steps(laps: Sequence[Lap]) -> list[Lap]:
+    """One lap a step: eager ones are two, verification and drafting."""
+    if all(lap.name == "step_seconds" for lap in laps):
+        return list(laps)
+    pairs = zip(laps[::2], laps[1::2], strict=True)
+    return [Lap("step_seconds", first.begin, second.end, first.late) for first, second in pairs]

@@ -29,6 +29,8 @@ class StepOptions:
     ceiling_sizes: CeilingSizes | None = None
     invariant: bool = True
     """Kernels that give a row the same bits in every batch (kernels/settings)."""
+    both: bool = False
+    """Time every method with these kernels and without, in turn."""
     pdl: Pdl | None = None
     """Programmatic dependent launch; None for the kernels' own default, late where the GPU has it."""
     warm: int = 0
@@ -49,7 +51,12 @@ class MethodTimes:
     """One list for each round, in the order of PHASES."""
     logits: list[float] = field(default_factory=list)
     device: list[float] = field(default_factory=list)
+    sustained: list[float] = field(default_factory=list)
     loop: list[float] = field(default_factory=list)
+    replay: list[float] = field(default_factory=list)
+    gap: list[float] = field(default_factory=list)
+    idle: list[float] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
     tokens_per_step: list[float] = field(default_factory=list)
 
     def phase_ms(self, phase: str) -> float:
@@ -68,35 +75,54 @@ class MethodResult:
     """What --drafter named."""
     times: MethodTimes
     floors: dict[str, float | None]
+    sustained_floors: dict[str, float | None]
+    """By ceilings under sustained load."""
     launches: dict[str, int]
     """By phase; empty on the CPU."""
     profile: Profile | None
     """Of the whole step in one graph."""
+    invariant: bool
 
 
 class Method:
-    """One method's rig, clocks and engine at one batch size."""
+    """One method's rig, clocks and engine at one batch size; `invariant` None: as the options say."""
 
     def __init__(
-        self, target: Target, make: Callable[[], Drafter | None], batch: int, options: StepOptions
+        self,
+        target: Target,
+        make: Callable[[], Drafter | None],
+        batch: int,
+        options: StepOptions,
+        *,
+        invariant: bool | None = None,
     ) -> None:
+        self.invariant = options.invariant if invariant is None else invariant
+        self._num_steps = options.num_steps
         shared = {"batch": batch, "context": options.context, "acceptance": options.acceptance}
-        self.rig: StepRig = make_rig(target, make(), **shared)  # type: ignore[arg-type]
-        self.phases = Stopwatch(self.rig.phases(), target.device, restore=self.rig.restore)
-        self.logits = Stopwatch([self.rig.logits], target.device)
-        self.whole = Stopwatch([self.rig.step], target.device, restore=self.rig.restore)
-        self.loop = StepLoop(target, make(), num_steps=options.num_steps, **shared)  # type: ignore[arg-type]
+        with use_invariant(self.invariant):
+            self.rig: StepRig = make_rig(target, make(), **shared)  # type: ignore[arg-type]
+            self.phases = Stopwatch(self.rig.phases(), target.device, restore=self.rig.restore)
+            self.logits = Stopwatch([self.rig.logits], target.device)
+            self.whole = Stopwatch([self.rig.step], target.device, restore=self.rig.restore)
+            self.loop = StepLoop(target, make(), num_steps=options.num_steps, **shared)  # type: ignore[arg-type]
         self.times = MethodTimes()
 
     def round(self, *, keep: bool) -> None:
         """Run every clock once."""
-        phases, logits = self.phases.round(), self.logits.round()[0]
-        device, loop = self.whole.round()[0], self.loop.run()
+        with use_invariant(self.invariant):  # the loop captures its graphs as it comes to them
+            phases, logits = self.phases.round(), self.logits.round()[0]
+            device, loop = self.whole.round()[0], self.loop.run()
+            sustained = self.whole.in_a_row(self._num_steps)
         if keep:
             self.times.phases.append(phases)
             self.times.logits.append(logits)
             self.times.device.append(device)
+            self.times.sustained.append(sustained)
             self.times.loop.append(loop.step_ms)
+            self.times.replay.append(loop.replay_ms)
+            self.times.gap.append(loop.gap_ms)
+            self.times.idle.append(loop.idle_share)
+            self.times.late.append(loop.num_late)
             self.times.tokens_per_step.append(loop.tokens_per_step)
 
     def profiles(self) -> tuple[dict[str, int], Profile | None]:

@@ -50,10 +50,14 @@ def jobs_of(
     dtype: torch.dtype | None,
 ) -> list[Job]:
     """Everything that `bench_step` is about to time, the largest batch first."""
+    ways = [options]
+    if options.both:
+        ways += [replace(options, invariant=not options.invariant)]
     return [
-        Job(target, drafter, batch, options, str(device), dtype)
+        Job(target, drafter, batch, way, str(device), dtype)
         for batch in sorted(options.batch_sizes, reverse=True)
         for drafter in (*reversed(drafters), "")
+        for way in ways
     ]
 
 

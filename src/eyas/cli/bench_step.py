@@ -38,6 +38,9 @@ def step(
     invariant: Annotated[
         bool, typer.Option(help="Kernels whose results do not depend on the batch (CUDA).")
     ] = True,
+    both: Annotated[
+        bool, typer.Option("--both", help="Time every method with and without them, in turn: what they cost.")
+    ] = False,
     pdl: Annotated[
         Literal["off", "late", "early", "auto"] | None,
         typer.Option(
@@ -72,6 +75,7 @@ def step(
         num_steps=steps,
         repeats=repeats,
         invariant=invariant,
+        both=both,
         pdl=pdl,
         warm=warm,
     )

@@ -23,10 +23,20 @@ def show(console: "Console", document: dict[str, Any]) -> None:
     )
     console.print(
         f"ceilings: weights read at {ceilings['read_bytes_per_second'] / 1e12:.3g} TB/s, products at "
-        f"{ceilings['flops_per_second'] / 1e12:.3g} TFLOP/s"
+        f"{ceilings['flops_per_second'] / 1e12:.3g} TFLOP/s; sustained "
+        f"{ceilings['sustained']['read_bytes_per_second'] / 1e12:.3g} and "
+        f"{ceilings['sustained']['flops_per_second'] / 1e12:.3g}"
     )
     console.print(_phases(document["results"]))
     console.print(_steps(document["results"]))
+    for row in document["results"]:
+        if row["invariance_cost"]:
+            cost = row["invariance_cost"]
+            console.print(
+                f"invariance, batch {row['batch']}, {_method(row)}: {100 * cost['device']:+.1f}% of the step "
+                f"alone, {100 * cost['loop']:+.1f}% in the loop",
+                markup=False,
+            )
 
 
 def _phases(results: list[dict[str, Any]]) -> "Table":
@@ -57,7 +67,7 @@ def _steps(results: list[dict[str, Any]]) -> "Table":
         "device/fl.",
         "loop/fl.",
         "other",
-        "idle",
+        "gap",
         "launches",
         "tok/s",
     )
@@ -72,7 +82,7 @@ def _steps(results: list[dict[str, Any]]) -> "Table":
             _number(step["device_ratio"], 2),
             _number(step["loop_ratio"], 2),
             f"{100 * step['other_share']:.1f}%",
-            f"{100 * step['idle_share']:.1f}%",
+            f"{100 * step['gap_share']:.1f}%",
             _number(step["launches"], 0),
             _number(step["tokens_per_second"], 0),
         )
@@ -90,7 +100,7 @@ def _table(*columns: str) -> "Table":
 
 
 def _method(row: dict[str, Any]) -> str:
-    return str(row["drafter"] or row["method"])
+    return str(row["drafter"] or row["method"]) + ("" if row["invariant"] else ", not invariant")
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -104,6 +104,18 @@ class EngineStats:
         return {name: getattr(self, name) for name in names + derived}
 
 
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """When a phase ran, by the device's clock on CUDA and the wall clock elsewhere."""
+
+    name: str
+    begin: float
+    end: float
+    """Milliseconds since the first lap began."""
+    late: bool
+    """CUDA: the lap before had ended when this one's work was launched, so the device waited for the host."""
+
+
 class PhaseClock:
     """Adds the time since the last mark to a field of EngineStats.
 
@@ -115,6 +127,23 @@ class PhaseClock:
         self._last = 0.0
         self._event: torch.cuda.Event | None = None
         self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event, str]] = []
+        self._kept: list[tuple[Any, Any, str, bool]] | None = None
+
+    def keep(self) -> None:
+        """From here on remember every lap, for `laps`: a benchmark's."""
+        self._kept = []
+
+    def laps(self) -> list[Lap]:
+        """What was remembered, which ends with this; waits for the device."""
+        kept, self._kept = self._kept or [], None
+        if self._cuda and kept:
+            kept[-1][1].synchronize()
+        origin: Any = kept[0][0] if kept else None
+
+        def since(mark: Any) -> float:
+            return float(origin.elapsed_time(mark)) if self._cuda else 1e3 * (mark - origin)
+
+        return [Lap(name, since(begin), since(end), late) for begin, end, name, late in kept]
 
     def start(self) -> None:
         """Set the mark."""
@@ -129,10 +158,15 @@ class PhaseClock:
             assert self._event is not None, "start() comes first"
             event = self._record()
             self._pending.append((self._event, event, name))
+            if self._kept is not None:
+                late = not self._kept or bool(self._kept[-1][1].query())
+                self._kept.append((self._event, event, name, late))
             self._event = event
         else:
             now = time.perf_counter()
             self._add(name, now - self._last)
+            if self._kept is not None:
+                self._kept.append((self._last, now, name, False))
             self._last = now
 
     def collect(self) -> None:

@@ -13,7 +13,7 @@ from eyas.bench.step import bench_step
 from eyas.bench.step_ceilings import CeilingSizes
 from eyas.bench.step_clock import Stopwatch
 from eyas.bench.step_document import SCHEMA, step_document
-from eyas.bench.step_loop import StepLoop
+from eyas.bench.step_loop import StepLoop, waits
 from eyas.bench.step_method import StepOptions
 from eyas.bench.step_models import open_drafter, open_target
 from eyas.bench.step_profile import busy, summarize
@@ -22,6 +22,7 @@ from eyas.bench.step_warm import Job, jobs_of, run, warm
 from eyas.cli.main import main
 from eyas.core.errors import ConfigError
 from eyas.core.tree import TreeBudget
+from eyas.engine.stats import EngineStats, Lap, PhaseClock
 from eyas.targets import shapes
 
 TINY = CeilingSizes(read_out=64, read_in=64, square=32)
@@ -85,6 +86,60 @@ def test_the_loop_commits_what_was_forced(target):
     assert loop.llm.load().running == 0
 
 
+def test_the_loop_says_what_the_device_did(target):
+    loop = StepLoop(target, None, batch=2, context=30, num_steps=6, acceptance=None)
+    sample = loop.run()
+    # Six steps and five gaps, and the host's own work, lie between the waits.
+    assert sample.replay_ms > 0
+    assert sample.gap_ms > 0
+    assert 0 < sample.idle_share < 1
+    assert sample.num_late == 0
+
+
+def test_waits():
+    def step(begin, end, *, late=False):
+        return Lap("step_seconds", begin, end, late)
+
+    assert waits([step(0, 10, late=True), step(11, 21), step(23, 33)]) == (10, 1.5, 0)
+    # The first begins late always; what another late one takes longer than the usual is a wait too.
+    assert waits([step(0, 30, late=True), step(31, 41), step(42, 56, late=True)]) == (10, 3.0, 1)
+    assert waits([step(0, 10), step(12, 18, late=True)]) == (8, 2.0, 1)
+    assert waits([step(0, 10)]) == (10, 0.0, 0)
+
+
+def test_laps_are_remembered_only_while_they_are_asked_for(monkeypatch):
+    now = iter([1.0, 1.25, 2.0, 2.5, 3.0, 4.0])
+    monkeypatch.setattr("eyas.engine.stats.time.perf_counter", lambda: next(now))
+    stats = EngineStats()
+    clock = PhaseClock(stats, torch.device("cpu"))
+    clock.start()
+    clock.lap("verify_seconds")
+    assert clock.laps() == []
+    clock.keep()
+    clock.start()
+    clock.lap("verify_seconds")
+    assert clock.laps() == [Lap("verify_seconds", 0.0, 500.0, late=False)]
+    clock.start()
+    clock.lap("draft_seconds")
+    assert clock.laps() == []
+    assert (stats.verify_seconds, stats.draft_seconds) == (0.75, 1.0)
+
+
+def test_with_and_without_invariance_in_turn():
+    document = run_tiny("shape:peagle-2", batch_sizes=(2,), both=True)
+    rows = document["results"]
+    assert [(row["drafter"], row["invariant"]) for row in rows] == [
+        (None, True),
+        (None, False),
+        ("shape:peagle-2", True),
+        ("shape:peagle-2", False),
+    ]
+    assert [row["invariance_cost"] is None for row in rows] == [False, True, False, True]
+    for one, other in (rows[:2], rows[2:]):
+        cost = one["step"]["device_ms"] / other["step"]["device_ms"] - 1
+        assert one["invariance_cost"]["device"] == pytest.approx(cost)
+
+
 def test_a_context_that_the_target_does_not_have(target):
     with pytest.raises(ConfigError, match="context=4096"):
         make_rig(target, None, batch=1, context=4096)
@@ -128,10 +183,14 @@ def test_document():
         assert [phase["phase"] for phase in row["phases"]] == list(PHASES)
         assert math.isclose(step["floor_ms"], sum(floors))
         assert math.isclose(step["loop_ratio"], step["loop_ms"] / step["floor_ms"])
+        assert math.isclose(step["loop_ratio_sustained"], step["loop_ms"] / step["floor_sustained_ms"])
+        assert 0 < step["gap_share"] < 1
+        assert step["sustained_ms"] > 0
         assert step["tokens_per_step"] == (1.0 if row["method"] == "plain" else 2.0)
         assert 0 < step["other_share"] < 1
         assert len(row["samples"]["loop_ms"]) == 2
     assert document["ceilings"]["read_bytes_per_second"] > 0
+    assert document["ceilings"]["sustained"]["flops_per_second"] > 0
 
 
 def test_several_drafters_over_one_target_are_recorded_batch_by_batch(tmp_path, capsys, monkeypatch):
@@ -235,7 +294,7 @@ def test_command(capsys, monkeypatch):
         "--context",
         "16",
     ]
-    words += ["--steps", "2", "--repeats", "1", "--device", "cpu", "--acceptance", "1.5"]
+    words += ["--steps", "2", "--repeats", "1", "--device", "cpu", "--acceptance", "1.5", "--both"]
     with pytest.raises(SystemExit, match="0"):
         main(["bench", "step", *words, "--json"])
     document = json.loads(capsys.readouterr().out)
@@ -244,6 +303,7 @@ def test_command(capsys, monkeypatch):
         main(["bench", "step", *words])
     out = capsys.readouterr().out
     assert "verify" in out
+    assert "invariance, batch 1, shape:eagle3" in out
     assert "1.5 tokens a step forced" in out
 
 
@@ -294,6 +354,8 @@ def test_on_a_gpu(drafter):
         step = row["step"]
         assert step["launches"] > 0
         assert step["device_ratio"] > 0.5
+        assert 0 < step["gap_share"] < 0.2
+        assert step["sustained_ms"] == pytest.approx(step["device_ms"], rel=0.3)
         # Forced acceptance is drawn: 8 steps of 1 or 8 requests around 3.7.
         assert row["method"] == "plain" or 3.0 <= step["tokens_per_step"] <= 4.0
         assert 0 < step["busy_share_profiled"] <= 1.0
@@ -307,7 +369,7 @@ def test_what_is_wrong_is_said_before_anything_is_measured(monkeypatch):
 
 
 def test_a_batch_that_no_memory_holds_is_one_line(capsys, monkeypatch):
-    monkeypatch.setattr("eyas.bench.step.measure_ceilings", lambda *_: (None, []))
+    monkeypatch.setattr("eyas.bench.step.measure_ceilings", lambda *_: (None, None, []))
     with pytest.raises(SystemExit, match="2"):
         main(["bench", "step", "--target", "shape:tiny", "--device", "cpu", "--batch", "999999999999"])
     assert "not enough memory" in capsys.readouterr().err
