@@ -1,7 +1,7 @@
 """`eyas calibrate`: how many drafts, in which shape, pay on this device at each batch size.
 
     times        a whole step and its verification, for some K and every tree, at each batch size (step_rig)
-    acceptance   real decoding of prompts: one run with the longest chain, one with every tree
+    acceptance   real decoding of prompts, one run with each of these shapes
     choice       calibrate_choose, written into the head's eyas.json
 
 Times are of steps at one context length, acceptance of greedy decoding; both vary with what is asked.
@@ -79,6 +79,8 @@ class Calibration:
     context: int
     acceptance_by_depth: list[float]
     """Share of steps with drafts that accepted depth 1, 2, ..., with the longest chain."""
+    chain_lengths: dict[int, float]
+    """Tokens a step with drafts by K."""
     tree_lengths: dict[Shape, float]
     timings: dict[int, dict[Shape, Timing]] = field(default_factory=dict)
     rates: dict[int, dict[Shape, float]] = field(default_factory=dict)
@@ -113,6 +115,9 @@ class Calibration:
             "verify_ms": verify,
             "context": self.context,
             "acceptance_by_depth": [round(share, 4) for share in self.acceptance_by_depth],
+            "chain_acceptance_length": {
+                str(k): round(length, 4) for k, length in sorted(self.chain_lengths.items())
+            },
             "tree_acceptance_length": {
                 str(shape.tree): round(length, 4) for shape, length in self.tree_lengths.items()
             },
@@ -133,25 +138,28 @@ def calibrate(
     shapes = options.shapes
     trees = [shape for shape in shapes if shape.tree is not None]
     batch_sizes = sorted(set(options.batch_sizes))
-    total, done = len(trees) + 1 + len(batch_sizes) * (len(shapes) + 1), 0
+    total, done = len(shapes) - 1 + len(batch_sizes) * (len(shapes) + 1), 0
 
     def tick(what: str) -> None:
         nonlocal done
         advance(done, total, what)
         done += 1
 
-    longest = Shape(max(options.ks))
-    tick(f"decoding with {_name(longest)}")
-    by_depth = _decode(target, source, longest, prompts_ids, options)
-    tree_lengths = {}
-    for shape in trees:
-        tick(f"decoding with {_name(shape)}")
-        tree_lengths[shape] = 1.0 + sum(_decode(target, source, shape, prompts_ids, options))
+    shares: dict[Shape, list[float]] = {}
+    for shape in shapes:
+        if shape.k:
+            tick(f"decoding with {_name(shape)}")
+            shares[shape] = _decode(target, source, shape, prompts_ids, options)
+    lengths = {shape: 1.0 + sum(by_depth) for shape, by_depth in shares.items()}
+    measured = {shape.k: length for shape, length in lengths.items() if shape.tree is None}
+    tree_lengths = {shape: lengths[shape] for shape in trees}
+    by_depth = shares[Shape(max(options.ks))]
     found = Calibration(
         device=device_name(target.device),
         dtype=str(target.dtype).removeprefix("torch."),
         context=options.context,
         acceptance_by_depth=by_depth,
+        chain_lengths=measured,
         tree_lengths=tree_lengths,
     )
     for batch in batch_sizes:
@@ -165,7 +173,7 @@ def calibrate(
         found.rates[batch] = estimates(
             batch,
             {shape.k: timings[shape].step_ms for shape in shapes if shape.tree is None},
-            chain_lengths(by_depth),
+            chain_lengths(by_depth, measured),
             {shape: timings[shape].step_ms for shape in trees},
             tree_lengths,
         )

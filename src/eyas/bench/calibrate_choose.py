@@ -1,8 +1,9 @@
 """Which draft shape is fastest at each batch size: arithmetic on what was timed and what was accepted.
 
 tokens/s of a batch = batch * tokens that a request commits a step / time of a step. Steps are timed for some
-K and read off the straight line between two of them for the others; a chain of K commits 1 plus the chances
-that depth 1 .. K are accepted, a tree what was measured with it.
+K and read off the straight line between two of them for the others; a chain or tree commits what was
+measured with it, a chain of another K 1 plus the chances that depth 1 .. K are accepted, moved by what the
+measured ones on both sides of it commit more.
 """
 
 from bisect import bisect_left
@@ -33,15 +34,26 @@ class Choice:
     """K of the fastest chain: for an engine that cannot run the tree because other batches take chains."""
 
 
-def chain_lengths(acceptance_by_depth: Sequence[float]) -> list[float]:
-    """Tokens a step of chains of 0, 1, .. drafts, from the shares of steps that accept depth 1, 2, ...
+def chain_lengths(
+    acceptance_by_depth: Sequence[float], measured: Mapping[int, float] | None = None
+) -> list[float]:
+    """Tokens a step of chains of 0, 1, .. drafts.
+
+    The shares of a long chain's steps that accept depth 1, 2, ... sum up to a little less than shorter chains
+    commit: a long run of hits is one step of the long chain and several of a short one. So the sums are moved
+    to what was `measured` with some K; between them by straight lines.
 
     >>> chain_lengths([0.5, 0.25])
     [1.0, 1.5, 1.75]
+    >>> chain_lengths([0.5, 0.25, 0.25], {1: 1.75, 3: 2.0})
+    [1.0, 1.75, 1.875, 2.0]
     """
     lengths = [1.0]
     for share in acceptance_by_depth:
         lengths.append(lengths[-1] + share)
+    moves = {k: length - lengths[k] for k, length in (measured or {}).items() if k < len(lengths)}
+    for k in range(min(moves), max(moves) + 1) if moves else ():
+        lengths[k] += interpolate(moves, k)
     return lengths
 
 

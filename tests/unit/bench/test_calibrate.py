@@ -76,6 +76,8 @@ def test_calibration(calibrated):
         assert all(timing.step_ms > 0 < timing.verify_ms for timing in timings.values())
         length = 1 + sum(found.acceptance_by_depth)
         assert rates[Shape(3)] == pytest.approx(1e3 * batch * length / timings[Shape(3)].step_ms)
+        one = found.chain_lengths[1]
+        assert rates[Shape(1)] == pytest.approx(1e3 * batch * one / timings[Shape(1)].step_ms)
         assert rates[tree] == pytest.approx(1e3 * batch * found.tree_lengths[tree] / timings[tree].step_ms)
     values = found.as_dict()
     assert [entry["max_batch"] for entry in values["by_batch"]] == [1, 2]
@@ -84,11 +86,14 @@ def test_calibration(calibrated):
             entry["tokens_per_second"] / found.plain[entry["max_batch"]], abs=0.01
         )
     assert list(values["verify_ms"]["1"]) == ["1", "2", "4", "5"]
+    assert list(values["chain_acceptance_length"]) == ["1", "3"]
+    assert found.chain_lengths[3] == pytest.approx(1 + sum(found.acceptance_by_depth))
 
 
-def test_acceptance_is_that_of_real_decoding(target, head, found):
+@pytest.mark.parametrize("k", [1, 3])
+def test_acceptance_is_that_of_real_decoding(target, head, found, k):
     params = SamplingParams(temperature=0.0, max_tokens=12)
-    llm = LLM(target, str(head), num_draft_tokens=3, max_num_seqs=2)
+    llm = LLM(target, str(head), num_draft_tokens=k, max_num_seqs=2)
     plain = LLM(target, max_num_seqs=2)
     outputs = plain.generate_ids(PROMPTS, params)
     llm.generate_ids(PROMPTS, params)
@@ -96,7 +101,7 @@ def test_acceptance_is_that_of_real_decoding(target, head, found):
     # Each request's first step has no drafts and commits one token.
     with_drafts = stats.row_steps - len(PROMPTS)
     committed = sum(map(len, outputs)) - len(PROMPTS)
-    assert 1 + sum(found.acceptance_by_depth) == pytest.approx(committed / with_drafts)
+    assert found.chain_lengths[k] == pytest.approx(committed / with_drafts)
 
 
 def test_writing_keeps_what_the_head_says(target, head, found):

@@ -12,6 +12,15 @@ def test_lengths_add_up_the_depths():
     assert chain_lengths([0.5, 0.25, 0.25]) == [1.0, 1.5, 1.75, 2.0]
 
 
+def test_lengths_are_moved_to_what_was_measured():
+    shares = [0.5, 0.25, 0.25, 0.125]
+    assert chain_lengths(shares, {4: 2.125}) == chain_lengths(shares)
+    # K = 2 commits 0.1 more than its depths of the long chain add up to, K = 3 half of that.
+    assert chain_lengths(shares, {2: 1.85, 4: 2.125}) == pytest.approx([1.0, 1.5, 1.85, 2.05, 2.125])
+    # A drafter that makes no more than three has no depth for K = 9.
+    assert chain_lengths(shares[:3], {3: 2.0, 9: 3.0}) == [1.0, 1.5, 1.75, 2.0]
+
+
 def test_points_are_joined_by_straight_lines():
     points = {1: 10.0, 3: 14.0, 7: 16.0}
     assert [interpolate(points, k) for k in range(1, 8)] == [10, 12, 14, 14.5, 15, 15.5, 16]
