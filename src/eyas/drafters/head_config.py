@@ -15,6 +15,8 @@ those of the public checkpoint formats and keep their names:
     markov_rank            rank of peagle's correction by the token before (drafters/peagle/markov.py); 0 for
                            none
     markov_form            what that correction reads: "tables" the token alone, "hidden" the slot's state too
+    encoded_depths         how many depths past 0 have a vector of their own beside peagle's shared hidden
+                           state (drafters/peagle/model.py); 0 for none
 """
 
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ from eyas.core.model_config import RopeConfig, TargetConfig
 
 HeadKind = Literal["eagle3", "peagle"]
 MarkovForm = Literal["tables", "hidden"]
+MAX_ENCODED_DEPTHS = 512
+"""Far more than are ever trained; a file that asks for more is damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,7 @@ class HeadConfig:
     """P-EAGLE: an id that no text contains; its embedding row is learned."""
     markov_rank: int = 0
     markov_form: MarkovForm = "tables"
+    encoded_depths: int = 0
 
     def __post_init__(self) -> None:
         last = self.target_num_layers
@@ -105,6 +110,12 @@ class HeadConfig:
                 self.markov_form == "tables" or self.markov_rank > 0,
                 "left out where there is no markov_rank",
             ),
+            (
+                "encoded_depths",
+                0 <= self.encoded_depths <= MAX_ENCODED_DEPTHS,
+                f"0 .. {MAX_ENCODED_DEPTHS}",
+            ),
+            ("encoded_depths", self.kind == "peagle" or not self.encoded_depths, "0 for eagle3"),
         )
         for name, good, rule in checks:
             if not good:
@@ -130,6 +141,7 @@ class HeadConfig:
         mask_token_id: int | None = None,
         markov_rank: int = 0,
         markov_form: MarkovForm = "tables",
+        encoded_depths: int = 0,
     ) -> "HeadConfig":
         """Return a head with the target's shapes: 1 layer for eagle3, 4 for peagle, full vocabulary."""
         return cls(
@@ -158,6 +170,7 @@ class HeadConfig:
             mask_token_id=mask_token_id,
             markov_rank=markov_rank,
             markov_form=markov_form,
+            encoded_depths=encoded_depths,
         )
 
     @property

@@ -16,7 +16,7 @@ from typing import Any
 from eyas.core.capture import default_aux_layers
 from eyas.core.errors import ConfigError, HeadMismatchError, ModelFormatError
 from eyas.core.model_config import MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, RopeConfig, TargetConfig
-from eyas.drafters.head_config import HeadConfig, HeadKind, MarkovForm
+from eyas.drafters.head_config import MAX_ENCODED_DEPTHS, HeadConfig, HeadKind, MarkovForm
 
 AUX_IDS = "eagle_aux_hidden_state_layer_ids"
 MASK_ID_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
@@ -84,6 +84,7 @@ def _read(values: dict[str, Any], target: TargetConfig, where: str) -> HeadConfi
         mask_token_id=_mask_token_id(values, kind, where),
         markov_rank=markov_rank,
         markov_form=markov_form,
+        encoded_depths=_encoded_depths(values, where),
         **flags,
     )
 
@@ -104,6 +105,8 @@ def write_plain(config: HeadConfig) -> dict[str, Any]:
     if config.markov_rank:
         values["markov_rank"] = config.markov_rank
         values["markov_form"] = config.markov_form
+    if config.encoded_depths:
+        values["encoded_depths"] = config.encoded_depths
     return values
 
 
@@ -219,6 +222,13 @@ def _markov(values: dict[str, Any], where: str) -> tuple[int, MarkovForm]:
     if form not in ("tables", "hidden"):
         raise ModelFormatError(f"{where}: markov_form={form!r} is unknown here; update eyas")
     return _integer(values, "markov_rank", where), form
+
+
+def _encoded_depths(values: dict[str, Any], where: str) -> int:
+    """How many depths have a vector of their own; heads that do not say have none."""
+    if not values.get("encoded_depths"):
+        return 0
+    return _integer(values, "encoded_depths", where, most=MAX_ENCODED_DEPTHS)
 
 
 def _aux_layers(values: dict[str, Any], target: TargetConfig, *, where: str) -> tuple[int, ...]:

@@ -24,5 +24,5 @@ def probe(model: Eagle3Model) -> Tensor:
         logits.append(model.logits(normed)[0])
         if isinstance(model, PEagleModel):
             token_ids = torch.full_like(token_ids, model.mask_token_id)
-            hidden = model.fused_mask().expand_as(hidden)
+            hidden = model.masked_states(torch.full((1, ROWS), depth + 1))
     return torch.stack(logits)

@@ -6,7 +6,8 @@ Read in vLLM 0.33, SGLang 0.5.23, speculators 0.9 and the EAGLE authors' reposit
     sglang        EAGLE-3 only; residual always un-normalised, no biases, no q/k norm, no windows; always the
                   target's embedding table; layer ids one less than vLLM's, so none can be 0
     speculators   vLLM's loader for it does not hand fc_norm and norm_output on to P-EAGLE
-    all           no correction by the token before (`markov_rank`): --without-markov leaves it out
+    all           no correction by the token before (`markov_rank`): --without-markov leaves it out; one
+                  hidden state for all mask slots (no `encoded_depths`)
     eagle         one layer, no flags, the default three captured layers, the target's table
 """
 
@@ -38,6 +39,11 @@ def refusals(config: HeadConfig, engine: Engine) -> list[Refusal]:
 
     peagle = config.kind == "peagle"
     refuse("markov_rank", bool(config.markov_rank), "it has no correction by the token before")
+    refuse(
+        "encoded_depths",
+        bool(config.encoded_depths),
+        "it gives every mask slot the same hidden state; nothing of the head can be left out for it",
+    )
     if engine == "speculators" and peagle:
         for flag in ("fc_norm", "norm_output"):
             refuse(flag, getattr(config, flag), "vLLM's speculators loader drops it for peagle heads")

@@ -42,6 +42,13 @@ def with_depths(section: Eagle3Section | PEagleSection, num_depths: int) -> Eagl
     return replace(section, num_depths=num_depths, depth_weights=None)
 
 
+def encoded_depths(config: TrainConfig) -> int:
+    """How many depths a recipe gives a vector of their own: all that it trains but depth 0."""
+    if not isinstance(config.objective, PEagleSection) or config.head.depth_encoding == "none":
+        return 0
+    return config.objective.num_depths - 1
+
+
 def build_head(
     config: TrainConfig, target: Target, counts: TokenCounts, template_ids: frozenset[int]
 ) -> tuple[Eagle3Model, VocabMap, float]:
@@ -76,6 +83,7 @@ def build_head(
         mask_token_id=mask_token,
         markov_rank=head.markov_rank,
         markov_form=head.markov_form,
+        encoded_depths=encoded_depths(config),
     )
     table = target.decoder.embed_tokens.weight
     model = make_model(shape, table)
@@ -150,6 +158,7 @@ def _warm_start(
         )
         model = _peagle_from_eagle3(model, config.head, mask_token, seed=config.run.seed)
     if isinstance(model, PEagleModel):
+        model.encode_depths(encoded_depths(config))
         _give_markov(model, config, finished=kinds[0] == "peagle")
     mask = model.config.mask_token_id
     if mask is not None and counts.all[mask]:
@@ -219,6 +228,7 @@ def describe(model: Eagle3Model, coverage: float) -> dict[str, Any]:
     shape = to_plain(model.config)
     return {
         **{key.name: shape[key.name] for key in fields(HeadSection) if key.name in shape},
+        **({"depth_encoding": "learned"} if model.config.encoded_depths else {}),
         "num_trained_parameters": trained,
         "draft_vocab_coverage": round(coverage, 5),
     }

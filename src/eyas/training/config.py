@@ -78,6 +78,10 @@ class HeadSection:
     start from a head without one adds it; one from a head with one keeps it."""
     markov_form: Literal["tables", "hidden"] = "tables"
     """What the correction reads: the token alone, or the slot's state too."""
+    depth_encoding: Literal["none", "learned"] = "none"
+    """peagle: learned adds a vector for each trained depth past 0 to the mask slots' shared hidden state, the
+    paper's ablation (drafters/peagle/model.py). A warm start from a head without one adds it; one from a head
+    with one keeps it."""
     train: Literal["all", "markov"] = "all"
     """markov: the correction alone, on top of a finished head (warm_start) that stays as it is."""
     train_embeddings: Literal["none", "mask", "all"] = "mask"
@@ -349,7 +353,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         mask = self.head.mask_token_id
         peagle = isinstance(self.objective, PEagleSection)
-        self._check_markov(self.head, peagle=peagle)
+        self._check_options(self.head, peagle=peagle)
         _require("head.mask_token_id", mask, peagle or mask is None, "left out: only peagle has a mask token")
         if isinstance(self.objective, PEagleSection):
             self._check_parts(self.objective)
@@ -361,12 +365,20 @@ class TrainConfig:
             )
 
     @staticmethod
-    def _check_markov(head: HeadSection, *, peagle: bool) -> None:
+    def _check_options(head: HeadSection, *, peagle: bool) -> None:
         rank, form = head.markov_rank, head.markov_form
         _require("head.markov_rank", rank, peagle or not rank, "left out: only peagle has the correction")
         _require("head.markov_form", form, form == "tables" or rank > 0, "left out, or have head.markov_rank")
+        learned = head.depth_encoding
+        _require(
+            "head.depth_encoding", learned, peagle or learned == "none", "none: only peagle has mask slots"
+        )
         if head.train == "all":
             return
+        still = learned == "none"
+        _require(
+            "head.depth_encoding", learned, still, "left out where head.train=markov: it would not train"
+        )
         _require("head.train", head.train, peagle, "all: only peagle has the correction")
         if head.warm_start is None:
             raise ConfigError(

@@ -41,7 +41,7 @@ class DensePEagle(PEagleObjective):
     def forward(self, model: Eagle3Model, rows: DraftRows, features: Tensor, slots: Slots) -> Tensor:
         """One forward over all slots."""
         positions = rows.positions.gather(1, slots.anchors) + slots.depths
-        inputs = mask_inputs(model, rows.tokens, features, slots.anchors.shape[1])
+        inputs = mask_inputs(model, rows.tokens, features, slots.depths)
         normed: Tensor = model(*inputs, positions, self.context(slots))[0]
         return normed
 
@@ -72,11 +72,24 @@ class FlexContext:
         return out.transpose(1, 2)
 
 
+def _rule(anchors: Tensor, depths: Tensor, segments: Tensor) -> Any:
+    """The slot rule as FlexAttention asks for it; made once, for code compiled with it."""
+
+    def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        del b, h
+        context = (depths[k] == 0) & (anchors[k] <= anchors[q])
+        own = (anchors[k] == anchors[q]) & (depths[k] <= depths[q])
+        return (segments[q] == segments[k]) & (context | own)
+
+    return rule
+
+
 class FlexPEagle(DensePEagle):
     """The rule as a predicate over index vectors; blocks that hold nothing are skipped."""
 
     block_mask: Any = None
     vectors: tuple[Tensor, Tensor, Tensor] | None = None
+    rule: Any = None
 
     def slots(self, rows: DraftRows, *, seed: int, max_supervised: int) -> Slots:
         """Draw slots and make their block mask.
@@ -89,19 +102,14 @@ class FlexPEagle(DensePEagle):
         found = (slots.anchors[0], slots.depths[0], slots.segments[0].long())
         if self.vectors is None:
             self.vectors = tuple(x.clone() for x in found)  # type: ignore[assignment]
+            self.rule = _rule(*self.vectors)  # type: ignore[misc]
         assert self.vectors is not None
         for kept, new in zip(self.vectors, found, strict=True):
             kept.copy_(new)
-        anchors, depths, segments = self.vectors
-
-        def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            del b, h
-            context = (depths[k] == 0) & (anchors[k] <= anchors[q])
-            own = (anchors[k] == anchors[q]) & (depths[k] <= depths[q])
-            return (segments[q] == segments[k]) & (context | own)
-
         size = slots.anchors.shape[1]
-        made = create_block_mask(rule, None, None, size, size, device=str(anchors.device), _compile=True)
+        made = create_block_mask(
+            self.rule, None, None, size, size, device=str(slots.anchors.device), _compile=True
+        )
         if self.block_mask is None:
             self.block_mask = made
             return slots

@@ -99,6 +99,16 @@ class NaiveHead:
             out.append(logits)
         return guesses, torch.stack(out)
 
+    def masked(self, extra):
+        """Hidden states [extra, D] of the mask rows, one after the other."""
+        rows = []
+        for depth in range(1, extra + 1):
+            hidden = self.w["mask_hidden"]
+            if self.config.encoded_depths:
+                hidden = hidden + self.w["depth_encoding"][min(depth, self.config.encoded_depths) - 1]
+            rows.append(self.fuse(hidden))
+        return torch.stack(rows) if rows else torch.zeros(0, self.config.hidden_size, dtype=torch.float64)
+
     def draft(self, tokens, features, num_draft_tokens, target_ids, forced=None):
         """Committed tokens x[0..m], features [m, A*Dt] -> (guesses [K], logits [K, Vd]).
 
@@ -109,7 +119,7 @@ class NaiveHead:
         if self.config.kind == "peagle":
             extra = num_draft_tokens - 1
             e = torch.cat((e, self.w["mask_embedding"].expand(extra, -1)))
-            h = torch.cat((h, self.fuse(self.w["mask_hidden"]).expand(extra, -1)))
+            h = torch.cat((h, self.masked(extra)))
             normed, _ = self.layers(e, h, torch.arange(known + extra))
             if self.config.markov_rank:
                 return self.corrected(normed[known - 1 :], target_ids, forced)

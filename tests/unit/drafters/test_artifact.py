@@ -83,6 +83,56 @@ def test_a_markov_head_keeps_its_correction(form, names, tmp_path):
         load_head(tmp_path, TARGET, model.embed_weight, identity=WHO)
 
 
+@pytest.mark.parametrize("encoded_depths", [1, 6])
+def test_a_head_keeps_its_depth_encoding(encoded_depths, tmp_path):
+    model, vocab_map = drafter_rounds.head("peagle", encoded_depths=encoded_depths)
+    for packed in (False, True):
+        save_head(tmp_path, model, vocab_map, meta={}, identity=WHO, packed=packed)
+        loaded = load_head(tmp_path, TARGET, model.embed_weight, identity=WHO)
+        assert loaded.config == model.config
+        torch.testing.assert_close(
+            loaded.model.depth_encoding, model.depth_encoding.detach(), rtol=0, atol=0.02 * packed
+        )
+    for wrong, match in (
+        (encoded_depths + 1, r"depth_encoding has shape .*the config asks for \[" + str(encoded_depths + 1)),
+        (..., "unknown tensors: depth_encoding"),
+        (-2, "encoded_depths must be"),
+        (10**6, "encoded_depths"),
+        ("six", "encoded_depths must be"),
+    ):
+        edit_config(tmp_path, encoded_depths=wrong)
+        with pytest.raises(ModelFormatError, match=match):
+            load_head(tmp_path, TARGET, model.embed_weight, identity=WHO)
+    edit_config(tmp_path, encoded_depths=encoded_depths)
+    edit_tensors(tmp_path, lambda t: (t.pop("depth_encoding"), t.pop("depth_encoding.scale", None)))
+    with pytest.raises(ModelFormatError, match="missing tensors: depth_encoding"):
+        load_head(tmp_path, TARGET, model.embed_weight, identity=WHO)
+
+
+def test_files_of_a_head_without_depth_encoding_do_not_mention_it(tmp_path):
+    model, vocab_map = drafter_rounds.head("peagle")
+    save_head(tmp_path, model, vocab_map, meta={}, identity=WHO)
+    assert "encod" not in (tmp_path / "config.json").read_text()
+    assert not any("encod" in name for name in load_file(tmp_path / "model.safetensors"))
+
+
+def test_depths_gain_vectors_without_changing_a_guess():
+    """New ones are zeros, or the last that there was, which deeper depths read already."""
+    plain, _ = drafter_rounds.head("peagle")
+    before = plain.masked_states(torch.tensor([[1, 4]]))
+    plain.encode_depths(3)
+    assert plain.config.encoded_depths == 3
+    torch.testing.assert_close(plain.masked_states(torch.tensor([[1, 4]])), before)
+    encoded, _ = drafter_rounds.head("peagle", encoded_depths=2)
+    depths = torch.arange(1, 8)[None]
+    before = encoded.masked_states(depths)
+    encoded.encode_depths(5)
+    torch.testing.assert_close(encoded.masked_states(depths), before)
+    encoded.encode_depths(4)
+    assert encoded.config.encoded_depths == len(encoded.depth_encoding) == 5
+    assert torch.equal(encoded.depth_encoding[2:], encoded.depth_encoding[1].expand(3, -1))
+
+
 def test_markov_heads_of_before_are_read_as_tables(tmp_path):
     model, vocab_map = drafter_rounds.head("peagle", markov_rank=6)
     save_head(tmp_path, model, vocab_map, meta={}, identity=WHO)

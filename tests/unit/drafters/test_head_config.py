@@ -36,6 +36,8 @@ def test_values_out_of_range_are_named():
         ({"windows": (4, 4)}, "windows"),
         ({"hidden_size": 16}, "trained_embedding=False"),
         ({"mask_token_id": 3}, "mask_token_id=3"),
+        ({"encoded_depths": 3}, "encoded_depths=3.*0 for eagle3"),
+        ({"kind": "peagle", "mask_token_id": 5, "encoded_depths": -1}, "encoded_depths=-1"),
         ({"kind": "peagle"}, "mask_token_id=None"),
         ({"kind": "peagle", "mask_token_id": 64}, "mask_token_id=64.*below the vocabulary"),
     ):
@@ -58,16 +60,16 @@ def test_the_targets_table_is_shared_and_not_trained(kind):
     assert "embed_weight" in dict(own.named_parameters())
 
 
-def test_the_fused_mask_follows_its_weights():
-
-    model, vocab_map = drafter_rounds.head("peagle", fc_norm=True)
+@pytest.mark.parametrize("encoded_depths", [0, 3])
+def test_the_fused_mask_follows_its_weights(encoded_depths):
+    model, vocab_map = drafter_rounds.head("peagle", fc_norm=True, encoded_depths=encoded_depths)
     drafter = PEagleDrafter(model, vocab_map, 4)
     sim = drafter_rounds.Rounds(drafter, lengths=[5])
     sim.prefill(4)
     first = drafter._fused_mask.get()[0]
     before, place = first.clone(), first.data_ptr()
     with torch.no_grad():
-        model.fc_norm[1].weight.mul_(2.0)
+        (model.depth_encoding if encoded_depths else model.fc_norm[1].weight).mul_(2.0)
     sim.round([1], 4)
 
     assert drafter._fused_mask.get()[0].data_ptr() == place  # a captured graph reads the same memory

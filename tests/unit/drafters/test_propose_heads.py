@@ -29,8 +29,14 @@ def make(kind, num_draft_tokens, **flags):
     return drafter, naive_head.NaiveHead(model), vocab_map, seen
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
-@pytest.mark.parametrize("flags", FLAGS, ids=["plain", "norms", "fc_norm"])
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        *((kind, flags) for kind in ("eagle3", "peagle") for flags in FLAGS),
+        *(("peagle", {"encoded_depths": 6, **flags}) for flags in FLAGS),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("num_draft_tokens", [1, 3, 7, 15])
 def test_drafts_equal_recomputing_everything(kind, flags, num_draft_tokens):
     drafter, reference, vocab_map, seen = make(kind, num_draft_tokens, **flags)

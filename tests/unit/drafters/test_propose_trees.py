@@ -44,8 +44,14 @@ def wanted_paths(reference, sim, b, budget, target_ids):
     return naive_tree.expand_and_rerank(below, budget.depth, budget.top_k, budget.num_draft_tokens)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
-@pytest.mark.parametrize("flags", FLAGS, ids=["plain", "norms", "fc_norm"])
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        *((kind, flags) for kind in ("eagle3", "peagle") for flags in FLAGS),
+        ("peagle", {"encoded_depths": 2}),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("shape", ["1x3x2", "3x1x3", "3x3x9", "4x3x14"])
 def test_trees_equal_recomputing_every_path(kind, flags, shape):
     budget = TreeBudget.parse(shape)

@@ -46,7 +46,8 @@ def peagle_slots(model, tokens, features, anchors, num_depths):
     slots = [(a, 0) for a in range(known)]
     slots += [(a, k) for k in range(1, num_depths) for a in anchors]
     a, k = torch.tensor(slots).T
-    real = torch.cat((model.fuse(features), model.fused_mask().expand(len(slots) - known, -1)))
+    masked = torch.stack([masked_hidden(model, depth) for _, depth in slots[known:]])
+    real = torch.cat((model.fuse(features), model.fuse(masked)))
     ids = torch.tensor(tokens[1:] + [model.mask_token_id] * (len(slots) - known))
     context = SlotContext.of(a[None], k[None], torch.zeros_like(a)[None])
     normed, _ = model(model.embed(ids)[None], real[None], (a + k)[None], context)
@@ -57,8 +58,25 @@ def peagle_slots(model, tokens, features, anchors, num_depths):
     }
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
-@pytest.mark.parametrize("flags", [{}, {"fc_norm": True, "norm_output": True}], ids=["plain", "eagle3.1"])
+def masked_hidden(model, depth):
+    """What stands in for the features of a slot at `depth` past 0."""
+    encoded = model.config.encoded_depths
+    return model.mask_hidden + (model.depth_encoding[min(depth, encoded) - 1] if encoded else 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        *(
+            (kind, flags)
+            for kind in ("eagle3", "peagle")
+            for flags in ({}, {"fc_norm": True, "norm_output": True})
+        ),
+        *(("peagle", {"encoded_depths": depths}) for depths in (2, 6, 9)),
+        ("peagle", {"encoded_depths": 6, "norm_before_fc": True, "norm_before_residual": True}),
+    ],
+    ids=str,
+)
 def test_training_slots_equal_inference(kind, flags):
     k = 7
     model, vocab_map = drafter_rounds.head(kind, scale=0.2, **flags)

@@ -96,6 +96,7 @@ def test_refusals_name_the_flag_and_who_can(target, tmp_path):
     refused("sglang", "kind=peagle.*can carry it: vllm, speculators", "peagle")
     for engine in ENGINES:
         refused(engine, "markov_rank: it has no correction.*--without-markov", "peagle", markov_rank=4)
+        refused(engine, "encoded_depths: it gives every mask slot the same", "peagle", encoded_depths=4)
     refused("sglang", "norm_before_residual: its residual", norm_before_residual=True)
     refused("sglang", "attention_bias", attention_bias=True)
     refused("sglang", "qk_norm", qk_norm=True)

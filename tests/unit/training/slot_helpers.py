@@ -84,7 +84,11 @@ def naive_peagle(model, batch, features, row, first, anchor, depth):
     """Real rows up to the anchor, then `depth` mask rows, plain causal attention."""
     ids = batch.ids[row].long()
     tokens = torch.cat((ids[first + 1 : anchor + 2], torch.full((depth,), model.mask_token_id)))
-    stacked = torch.cat((features[row, first : anchor + 1], model.mask_hidden.expand(depth, -1)))
+    masked = model.mask_hidden.expand(depth, -1)
+    if model.config.encoded_depths:
+        which = [min(k, model.config.encoded_depths) - 1 for k in range(1, depth + 1)]
+        masked = masked + model.depth_encoding[which]
+    stacked = torch.cat((features[row, first : anchor + 1], masked))
     length = tokens.numel()
     normed, _ = model(
         model.embed(tokens)[None], model.fuse(stacked)[None], torch.arange(length)[None], causal(length)

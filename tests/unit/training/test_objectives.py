@@ -61,11 +61,13 @@ def test_training_time_test_equals_the_loop_over_rollouts(flags):
     check(model, objective, objective.all_slots(rows), batch, make_features(batch, model), naive_eagle3, 4)
 
 
+@pytest.mark.parametrize("staircase", [False, True])
+@pytest.mark.parametrize("encoded_depths", [0, 2, 3])
 @pytest.mark.parametrize("dropped", [False, True])
-def test_peagle_equals_the_loop_over_rollouts(dropped):
-    model = make_head("peagle")
+def test_peagle_equals_the_loop_over_rollouts(dropped, encoded_depths, staircase):
+    model = make_head("peagle", encoded_depths=encoded_depths)
     batch = make_batch(LENGTHS, 13)
-    objective = PEagleObjective(num_depths=4, retention=0.9)
+    objective = PEagleObjective(num_depths=4, retention=0.9, staircase=staircase)
     rows = draft_rows(batch)
     counts = rows.supervised.sum(1).tolist()
     slots = (

@@ -55,8 +55,8 @@ def grads(model):
 def run_parts(model, objective, rows, features, slots, partition):
     config, seen = model.config, []
 
-    def forward(tokens, inputs, positions, stairs, past, index):
-        return objective.forward_part(model, tokens, inputs, positions, stairs, past, index)
+    def forward(*inputs):
+        return objective.forward_part(model, *inputs)
 
     def lose(normed, part, bound):
         assert int(part.supervised.sum()) <= bound
@@ -104,8 +104,9 @@ def flat(model, objective, batch, rows, slots):
 
 @pytest.mark.parametrize("mode", ["shared", "replayed", "prefix"])
 @pytest.mark.parametrize("full", [False, True], ids=["drop", "no drop"])
-def test_gradients_equal_the_flat_run_for_every_number_of_parts(mode, full):
-    model = make_head("peagle")
+@pytest.mark.parametrize("encoded_depths", [0, 3])
+def test_gradients_equal_the_flat_run_for_every_number_of_parts(mode, full, encoded_depths):
+    model = make_head("peagle", encoded_depths=encoded_depths)
     batch, rows, objective, slots = world(full=full)
     assert int(slots.supervised.sum()) > 10
     loss, expected = flat(model, objective, batch, rows, slots)

@@ -35,7 +35,9 @@ def one_step(trainer, *, staircase, partition):
     return result, gradients
 
 
-@pytest.mark.parametrize("case", ["plain", "oov kept", "reach", "reach by hits", "tables", "hidden"])
+@pytest.mark.parametrize(
+    "case", ["plain", "oov kept", "reach", "reach by hits", "tables", "hidden", "depths"]
+)
 def test_parts_equal_one_piece(case, world, tmp_path):
     target, store = world
     config = recipe(tmp_path, "peagle")
@@ -47,7 +49,11 @@ def test_parts_equal_one_piece(case, world, tmp_path):
     head = replace(config.head, num_layers=2)
     if case in ("tables", "hidden"):
         head = replace(head, markov_rank=4, markov_form=case)
+    if case == "depths":
+        head = replace(head, depth_encoding="learned")
     trainer = Trainer(replace(config, loss=loss, head=head), target, store)
+    if trainer.model.depth_encoding is not None:
+        torch.nn.init.normal_(trainer.model.depth_encoding)
     if trainer.model.markov is not None:
         for parameter in trainer.model.markov.parameters():
             torch.nn.init.normal_(parameter, std=0.1)

@@ -72,6 +72,11 @@ def test_the_shipped_recipes_are_the_papers_objectives():
         ("head.markov_rank=5", "markov_rank=5: it must be left out"),
         ("head.markov_form=hidden", "markov_form='hidden': it must be left out, or have head.markov_rank"),
         ("head.train=markov", "head.train='markov': it must be all: only peagle has the correction"),
+        (
+            "head.depth_encoding=learned",
+            "depth_encoding='learned': it must be none: only peagle has mask slots",
+        ),
+        ("head.depth_encoding=sines", "depth_encoding"),
         ("head.num_layers=99999999", "num_layers=99999999"),
         ("run.batch_rows=99999999999", "batch_rows=99999999999"),
         ("objective={kind: peagle, max_anchors: -3}", "max_anchors=-3"),
@@ -92,6 +97,10 @@ def test_wrong_values_are_named(override, message):
         ("head.train_embeddings=all", "head.train_embeddings='all': it must be mask where head.train=markov"),
         ("head.markov_form=wide", "markov_form"),
         ("head.train=some", "head.train"),
+        (
+            "head.depth_encoding=learned",
+            "depth_encoding='learned': it must be left out where head.train=markov",
+        ),
         ("head.markov_rank=-1", "markov_rank=-1"),
         ("head.markov_rank=0", "markov_form='hidden': it must be left out, or have head.markov_rank"),
     ],

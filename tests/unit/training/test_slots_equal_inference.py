@@ -82,6 +82,8 @@ def training_probs(model, objective, ids, features, anchor, vocab_map):
         ("eagle3", {"fc_norm": True, "norm_output": True}),
         ("peagle", {}),
         ("peagle", {"fc_norm": True, "norm_output": True}),
+        *(("peagle", {"encoded_depths": depths}) for depths in (2, 3, 5)),
+        ("peagle", {"encoded_depths": 3, "fc_norm": True, "markov_rank": 5, "markov_form": "hidden"}),
         ("peagle", {"markov_rank": 5}),
         ("peagle", {"markov_rank": 5, "markov_form": "hidden"}),
         ("peagle", {"markov_rank": 5, "markov_form": "hidden", "fc_norm": True, "norm_output": True}),

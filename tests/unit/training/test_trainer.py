@@ -271,6 +271,38 @@ def test_a_markov_correction_is_added_to_a_finished_head_and_trained(form, world
     assert (loaded.config.markov_form, loaded.config.markov_rank) == (form, 8)
 
 
+def test_a_depth_encoding_trains_from_the_shared_state_on(world, tmp_path):
+    """It starts where a head without one does, in a run of its own and on top of a finished head."""
+    target, store = world
+    plain = Trainer(recipe(tmp_path / "plain", "peagle", max_steps=8), target, store)
+    config = recipe(tmp_path / "own", "peagle", max_steps=8)
+    own = Trainer(replace(config, head=replace(config.head, depth_encoding="learned")), target, store)
+    weights = dict(plain.model.named_parameters())
+    for name, parameter in own.model.named_parameters():
+        assert torch.equal(parameter, weights.get(name, torch.zeros_like(parameter))), name
+    plain.train()
+    own.train()
+    assert (own.model.depth_encoding.abs().amax(1) > 1e-4).all()
+    meta = json.loads((tmp_path / "own" / "eyas.json").read_text())
+    assert meta["head"]["depth_encoding"] == "learned"
+
+    def go_on(start, name, **changes):
+        config = recipe(tmp_path / name, "peagle", max_steps=4)
+        head = HeadSection(warm_start=str(tmp_path / start), **changes)
+        return Trainer(replace(config, head=head), target, store)
+
+    def acceptance(trainer):
+        return measure(trainer.step, trainer.vocab_map, trainer.validation, batch_rows=4).acceptance
+
+    later = go_on("plain", "later", depth_encoding="learned")
+    assert acceptance(later) == acceptance(plain)
+    later.train()
+    assert later.model.config.encoded_depths == config.objective.num_depths - 1
+    kept = go_on("own", "kept")
+    assert torch.equal(kept.model.depth_encoding, own.model.depth_encoding)
+    assert kept.facts["depth_encoding"] == "learned"
+
+
 @pytest.mark.parametrize("trained", ["none", "mask", "all"])
 def test_which_embeddings_train(trained, world, tmp_path):
     target, store = world

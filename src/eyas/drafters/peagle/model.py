@@ -6,6 +6,9 @@ know neither, so all of them read the same two learned vectors and tell themselv
     mask_embedding [D]      the row of `mask_token_id` in the embedding table
     mask_hidden [A * Dt]    stands in for the features, before the norms and fc
 
+With `encoded_depths` E, the paper's ablation, they are told their depth too: `depth_encoding` [E, A * Dt] is
+added to mask_hidden, row k - 1 at depth k, the last row at depths past E. It starts as zeros.
+
 Layer 0 is EAGLE-3's fused layer, the others are plain; 4 layers in the paper. With `markov_rank` each guess
 also hears the guess before it (markov.py).
 """
@@ -31,7 +34,21 @@ class PEagleModel(Eagle3Model):
         self.mask_token_id = config.mask_token_id
         self.mask_hidden = nn.Parameter(torch.randn(config.feature_size))
         self.mask_embedding = nn.Parameter(embed_weight[self.mask_token_id].detach().clone())
+        self.depth_encoding: nn.Parameter | None = None
+        if config.encoded_depths:
+            self.depth_encoding = nn.Parameter(torch.zeros(config.encoded_depths, config.feature_size))
         self.markov = make_markov(config)
+
+    def encode_depths(self, num_depths: int) -> None:
+        """Give depths 1 .. num_depths a vector each, if fewer have one; guesses stay what they were."""
+        held = self.config.encoded_depths
+        if held >= num_depths:
+            return
+        last = torch.zeros_like(self.mask_hidden) if self.depth_encoding is None else self.depth_encoding[-1]
+        rows = [] if self.depth_encoding is None else [self.depth_encoding.detach()]
+        rows.append(last.detach().expand(num_depths - held, -1))
+        self.depth_encoding = nn.Parameter(torch.cat(rows))
+        self.config = replace(self.config, encoded_depths=num_depths)
 
     def add_markov(self, form: MarkovForm, rank: int, *, generator: torch.Generator) -> None:
         """Give the head a correction; its guesses stay what they were until that is trained."""
@@ -61,8 +78,21 @@ class PEagleModel(Eagle3Model):
         return torch.where((token_ids == self.mask_token_id).unsqueeze(-1), self.mask_embedding, table)
 
     def fused_mask(self) -> Tensor:
-        """mask_hidden through the norms and fc, [D]: the hidden state of every depth past 0."""
-        return self.fuse(self.mask_hidden)
+        """mask_hidden through the norms and fc, [D]: the hidden state of every depth past 0.
+
+        With encoded depths one state each, [E, D] (kernels/reference/step_expand.MaskRow).
+        """
+        encoding = self.depth_encoding
+        return self.fuse(self.mask_hidden if encoding is None else self.mask_hidden + encoding)
+
+    def masked_states(self, depths: Tensor) -> Tensor:
+        """Hidden states [B, m, D] of mask slots at depths int64 [B, m], each at least 1."""
+        fused = self.fused_mask()
+        if fused.ndim == 1:
+            return fused.expand(*depths.shape, -1)
+        # A product, not a gather: its backward adds up thousands of slots in a fixed order, and in float32.
+        which = (depths - 1).clamp(0, fused.shape[0] - 1).unsqueeze(-1)
+        return (which == torch.arange(fused.shape[0], device=fused.device)).to(fused.dtype) @ fused
 
 
 def _rms(weight: Tensor) -> float:

@@ -42,6 +42,7 @@ class PEagleDrafter(HeadDrafter):
         super().__init__(model, vocab_map, num_draft_tokens, sample_drafts=sample_drafts, uniform=uniform)
         self._peagle = model
         mask_weights = [model.mask_hidden, model.fc.weight]
+        mask_weights += [] if model.depth_encoding is None else [model.depth_encoding]
         mask_weights += [] if model.input_norm is None else list(model.input_norm.parameters())
         mask_weights += [] if model.fc_norm is None else list(model.fc_norm.parameters())
         self._fused_mask = Derived(mask_weights, lambda: (model.fused_mask(),))

@@ -88,11 +88,9 @@ class PEagleObjective:
         n = rows.tokens.shape[1]
         positions = rows.positions.gather(1, slots.anchors) + slots.depths
         if slots.stairs is not None:
-            return self.forward_part(model, rows.tokens, features, positions, slots.stairs)[0]
+            return self.forward_part(model, rows.tokens, features, slots.depths, positions, slots.stairs)[0]
         context = ChainContext(slots.anchors, slots.segments, n, slots.blocks)
-        normed, _ = model(
-            *mask_inputs(model, rows.tokens, features, slots.anchors.shape[1]), positions, context
-        )
+        normed, _ = model(*mask_inputs(model, rows.tokens, features, slots.depths), positions, context)
         out: Tensor = normed
         return out
 
@@ -101,6 +99,7 @@ class PEagleObjective:
         model: Eagle3Model,
         tokens: Tensor,
         features: Tensor | None,
+        depths: Tensor,
         positions: Tensor,
         stairs: Stairs,
         past: list[KeysValues] | None = None,
@@ -108,11 +107,11 @@ class PEagleObjective:
     ) -> tuple[Tensor, list[KeysValues]]:
         """Forward of r depth-0 rows and some rollouts: (normed [B, m, D], keys and values of the rows).
 
-        tokens [B, r] and features [B, r, A * D] (None for r = 0); RoPE positions [B, m] and stairs of all
-        slots, rows first. past and row_index [r]: see StaircaseContext.
+        tokens [B, r] and features [B, r, A * D] (None for r = 0); depths and RoPE positions [B, m] and stairs
+        of all slots, rows first. past and row_index [r]: see StaircaseContext.
         """
         context = StaircaseContext(stairs, tokens.shape[1], past, row_index)
-        normed, _ = model(*mask_inputs(model, tokens, features, positions.shape[1]), positions, context)
+        normed, _ = model(*mask_inputs(model, tokens, features, depths), positions, context)
         return normed, context.made
 
     def bound(self, num_supervised: list[int]) -> int:
@@ -121,15 +120,18 @@ class PEagleObjective:
 
 
 def mask_inputs(
-    model: Eagle3Model, tokens: Tensor, features: Tensor | None, num_slots: int
+    model: Eagle3Model, tokens: Tensor, features: Tensor | None, depths: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Embeddings and hidden states [B, m, D]: those of r rows, then the mask's for the other slots."""
+    """Embeddings and hidden states [B, m, D]: those of r rows, then the mask's for the other slots.
+
+    depths int64 [B, m] or [m] of all slots.
+    """
     assert isinstance(model, PEagleModel)
     batch, num_rows = tokens.shape
-    shape = (batch, num_slots - num_rows, -1)
-    shared = model.fuse(model.mask_hidden)
+    shape = (batch, depths.shape[-1] - num_rows, -1)
+    masked = model.masked_states(depths[..., num_rows:].expand(shape[:2]))
     if features is None:
-        return model.mask_embedding.to(shared.dtype).expand(shape), shared.expand(shape)
+        return model.mask_embedding.to(masked.dtype).expand(shape), masked
     fused, embedded = model.fuse(features), model.embed(tokens)
     mask = model.mask_embedding.to(embedded.dtype).expand(shape)
-    return torch.cat((embedded, mask), 1), torch.cat((fused, shared.to(fused.dtype).expand(shape)), 1)
+    return torch.cat((embedded, mask), 1), torch.cat((fused, masked.to(fused.dtype)), 1)

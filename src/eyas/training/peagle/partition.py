@@ -225,12 +225,16 @@ def draft_parts(
     """What the flat forward gives, normed [B, M, D], rollouts in parts and no gradients."""
     n = rows.tokens.shape[1]
     part = row_part(slots, n, 0, n)
-    found, past = forward(rows.tokens, features, rows.positions, part.slots.stairs, None, None)
+    found, past = forward(
+        rows.tokens, features, part.slots.depths, rows.positions, part.slots.stairs, None, None
+    )
     out = found.new_zeros(found.shape[0], slots.anchors.shape[1] + 1, found.shape[2])
     out[:, :n] = found
     for part in rollout_parts(slots, n, partition.num_parts, num_depths):
         positions = rows.positions.gather(1, part.slots.anchors) + part.slots.depths
-        found, _ = forward(rows.tokens[:, :0], None, positions, part.slots.stairs, past, None)
+        found, _ = forward(
+            rows.tokens[:, :0], None, part.slots.depths, positions, part.slots.stairs, past, None
+        )
         out.scatter_(1, part.places.unsqueeze(-1).expand_as(found), found)
     return out[:, :-1]
 
@@ -262,7 +266,9 @@ def train_parts(
         begin, end = part.begin, part.end
         index = None if whole or begin == end else torch.arange(begin, end, device=positions.device)
         inputs = features[:, begin:end] if end > begin else None
-        return forward(rows.tokens[:, begin:end], inputs, positions, part.slots.stairs, past, index)
+        return forward(
+            rows.tokens[:, begin:end], inputs, part.slots.depths, positions, part.slots.stairs, past, index
+        )
 
     def loss_of(part: Part, normed: Tensor) -> Tensor:
         return lose(normed, part.slots, min(bound, part.slots.anchors.numel()))
