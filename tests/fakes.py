@@ -1,5 +1,6 @@
 """Fake drafters, random heads and a naive decoder: what the engine's own tests measure it against."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -141,21 +142,26 @@ def random_head(
 ) -> Any:
     """An EAGLE-3 or P-EAGLE drafter with random weights and a draft vocabulary of half the tokens.
 
-    "tables" and "hidden" are P-EAGLE drafters with a correction by the token before, of rank 6.
+    "tables" and "hidden" are P-EAGLE drafters with a correction by the token before, of rank 6; "depths" is
+    one whose first two mask slots have a vector of their own.
     """
-    form, kind = (kind, "peagle") if kind in ("tables", "hidden") else (None, kind)
+    encoded_depths = 2 if kind == "depths" else 0
+    form, kind = (kind, "peagle") if kind in ("tables", "hidden", "depths") else (None, kind)
     torch.manual_seed(seed)
     vocab_size = target.config.vocab_size
     mask = vocab_size - 1 if kind == "peagle" else None
     config = HeadConfig.for_target(
         target.config, kind=kind, draft_vocab_size=vocab_size // 2, mask_token_id=mask, num_layers=1
     )
+    config = replace(config, encoded_depths=encoded_depths)
     model_class, drafter_class = {
         "eagle3": (Eagle3Model, Eagle3Drafter),
         "peagle": (PEagleModel, PEagleDrafter),
     }[kind]
     model = model_class(config, target.decoder.embed_tokens.weight)
-    if form is not None:
+    if model.config.encoded_depths:
+        torch.nn.init.normal_(model.depth_encoding)
+    if form in ("tables", "hidden"):
         model.add_markov(form, 6, generator=torch.Generator().manual_seed(seed))
         for parameter in model.markov.parameters():
             torch.nn.init.normal_(parameter)
