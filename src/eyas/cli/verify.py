@@ -38,6 +38,14 @@ def command(
         float, typer.Option(help="Chance that a distribution check fails though all is well.")
     ] = 1e-4,
     seed: Annotated[int, typer.Option(help="Of the first request.")] = 0,
+    engines: Annotated[
+        int,
+        typer.Option(min=1, help="Engines side by side for batches below 16: sooner done on a GPU."),
+    ] = 1,
+    plain: Annotated[
+        bool,
+        typer.Option("--plain", help="Hold plain decoding at every batch size against the largest, too."),
+    ] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where there is one.")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="float32 on CPU and bfloat16 on CUDA unless given.")
@@ -66,6 +74,8 @@ def command(
         sample_drafts=sample_drafts,
         alpha=alpha,
         seed=seed,
+        engines=engines,
+        plain_batches=plain,
     )
     chosen = read_prompts(prompts, num_prompts)
     loaded = load_target(target, **console.device_and_dtype(device, dtype))

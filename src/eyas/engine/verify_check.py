@@ -2,7 +2,8 @@
 
 Three kinds of check:
 
-- greedy, for every K: committed tokens equal plain decoding's, token by token, at several batch sizes.
+- greedy, for every K: committed tokens equal plain decoding's, token by token, at several batch sizes; with
+  `plain_batches` plain decoding at these sizes too (K = 0).
 - seeded (temperature > 0, point-mass drafts), for every K: the same, for the same seeds. Every row's choice
   is one draw keyed by (seed, position), so a drafter may not change a single token.
 - distribution (temperature > 0): over many seeds, the joint distribution of the first three tokens against
@@ -20,24 +21,30 @@ of two tokens. Every difference is in the report.
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from eyas.core.errors import ConfigError
+from eyas.core.outputs import acceptance_length
 from eyas.core.sampling import SamplingParams
 from eyas.core.tree import TreeBudget
 from eyas.drafters.base import Drafter
 from eyas.engine.exact import cell_of, token_tree
 from eyas.engine.first_difference import Difference, Outputs, greedy_difference, seeded_difference, summary
+from eyas.engine.kv_cache import CPU_PAGE_SIZE, CUDA_PAGE_SIZE
 from eyas.engine.llm import LLM
+from eyas.engine.side_by_side import SideBySide
 from eyas.targets.base import Target
 from eyas.verify.chi_square import chi_square
 
 DrafterSpec = str | Path | Callable[[Any], Drafter]
 """What LLM takes as drafter, or a function that builds one for K."""
 
+FULL = 16
+"""Batches from here on fill a device: one engine runs them."""
 FIRST_TOKENS = 3
 """Depth of the joint distribution. The first token has no drafts before it; the next two do."""
 
@@ -110,6 +117,10 @@ class CheckOptions:
     """Draw drafts and verify by the rejection rule; equality by seed then does not hold and is left out."""
     alpha: float = 1e-4
     seed: int = 0
+    engines: int = 1
+    """Engines side by side where batches are small (below FULL): on a GPU these answer sooner so."""
+    plain_batches: bool = False
+    """Hold plain decoding at every batch size against that at the largest, too."""
 
     def __post_init__(self) -> None:
         rules = (
@@ -117,6 +128,7 @@ class CheckOptions:
             ("batch_sizes", all(size >= 1 for size in self.batch_sizes), "at least 1 each"),
             ("temperatures", all(t > 0 for t in self.temperatures), "above 0 (greedy is always checked)"),
             ("num_tokens", self.num_tokens >= 1, "at least 1"),
+            ("engines", self.engines >= 1, "at least 1"),
             ("samples", self.samples >= 0, "0 (none) or more"),
             ("sample_prompt_tokens", self.sample_prompt_tokens >= 1, "at least 1"),
             ("num_top", self.num_top >= 1, "at least 1"),
@@ -169,7 +181,11 @@ def num_checks(options: CheckOptions) -> int:
     equality = 1 if options.sample_drafts else 1 + num_temperatures
     num_shapes = len(options.num_draft_tokens) + len(options.trees)
     num_distributions = bool(options.num_draft_tokens) + len(options.trees)
-    return num_shapes * equality + (num_temperatures * num_distributions if options.samples else 0)
+    return (
+        options.plain_batches
+        + num_shapes * equality
+        + (num_temperatures * num_distributions if options.samples else 0)
+    )
 
 
 def _distribution_drafts(options: CheckOptions) -> int:
@@ -186,11 +202,16 @@ def _checks(
     longest = max(map(len, prompts)) + options.num_tokens + most + 1
     limit = min(target.config.max_position_embeddings, max(longest, 64))
     seats = max(size, min(options.samples, 64), 1)
-    plain = LLM(target, max_num_seqs=size, max_model_len=limit)
+    plain = _Answers(target, None, None, limit, seats, options)
+    reference = plain.make(size)
     expected: dict[float, list[list[int]]] = {}
     for temperature in (0.0, *(() if options.sample_drafts else options.temperatures)):
         params = [_params(temperature, options.num_tokens, options.seed + i) for i in range(len(prompts))]
-        expected[temperature] = plain.generate_ids(prompts, params)
+        expected[temperature] = reference.generate_ids(prompts, params)
+    del reference
+    _free(target)
+    if options.plain_batches:
+        yield _equality(plain, prompts, expected[0.0], 0.0, options)
     del plain
     _free(target)
     short = prompts[0][-options.sample_prompt_tokens :]
@@ -202,25 +223,82 @@ def _checks(
         if options.samples
     }
     for shape in shapes:
-        if isinstance(drafter, str | Path):
-            llm = LLM(
-                target,
-                drafter,
-                num_draft_tokens=shape if isinstance(shape, int) else None,
-                tree=shape if isinstance(shape, TreeBudget) else None,
-                sample_drafts=options.sample_drafts,
-                max_num_seqs=seats,
-                max_model_len=limit,
-            )
-        else:
-            llm = LLM(target, drafter(shape), max_num_seqs=seats, max_model_len=limit)
+        answers = _Answers(target, drafter, shape, limit, seats, options)
         for temperature, outputs in expected.items():
-            yield _equality(llm, prompts, outputs, temperature, options)
+            yield _equality(answers, prompts, outputs, temperature, options)
         distribution = isinstance(shape, TreeBudget) or shape == _distribution_drafts(options)
         for temperature, tree in trees.items() if distribution else ():
-            yield _distribution(llm, short, tree, temperature, options)
-        del llm  # its caches, before the next one takes its share of the memory
+            yield _distribution(answers.whole, short, tree, temperature, options)
+        del answers  # their caches, before the next takes its share of the memory
         _free(target)
+
+
+class _Answers:
+    """Engines for one shape of drafts (None: plain decoding), made as batch sizes ask for them."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: DrafterSpec | None,
+        shape: int | TreeBudget | None,
+        limit: int,
+        seats: int,
+        options: CheckOptions,
+    ) -> None:
+        self.target, self.shape, self.options = target, shape, options
+        self._drafter, self._limit, self._seats = drafter, limit, seats
+        self._teams: dict[int, SideBySide] = {}
+
+    def make(self, seats: int) -> LLM:
+        """An engine for so many requests at once."""
+        shape, spec = self.shape, self._drafter
+        page_size = CUDA_PAGE_SIZE if self.target.device.type == "cuda" else CPU_PAGE_SIZE
+        sizes: dict[str, Any] = {"max_num_seqs": seats, "max_model_len": self._limit}
+        if self.options.engines > 1:  # else one engine takes the memory of all
+            sizes["num_pages"] = seats * (-(-self._limit // page_size) + 1)
+        if shape is None or spec is None:
+            return LLM(self.target, **sizes)
+        if not isinstance(spec, str | Path):
+            return LLM(self.target, spec(shape), **sizes)
+        return LLM(
+            self.target,
+            spec,
+            num_draft_tokens=shape if isinstance(shape, int) else None,
+            tree=shape if isinstance(shape, TreeBudget) else None,
+            sample_drafts=self.options.sample_drafts,
+            **sizes,
+        )
+
+    @cached_property
+    def whole(self) -> LLM:
+        """The engine of large batches."""
+        return self.make(self._seats)
+
+    def generate_ids(
+        self, prompts: list[list[int]], params: list[SamplingParams], size: int
+    ) -> list[list[int]]:
+        """Output ids, `size` prompts at once."""
+        if self.options.engines == 1 or size >= FULL:
+            parts = [slice(begin, begin + size) for begin in range(0, len(prompts), size)]
+            return [ids for part in parts for ids in self.whole.generate_ids(prompts[part], params[part])]
+        if size not in self._teams:
+            self._teams[size] = SideBySide(lambda: self.make(size), self.options.engines, self.target.device)
+        return self._teams[size].generate_ids(prompts, params, size)
+
+    @property
+    def llms(self) -> list[LLM]:
+        """All engines so far."""
+        teams = [llm for team in self._teams.values() for llm in team.llms]
+        return [self.whole, *teams] if "whole" in self.__dict__ else teams
+
+    def acceptance_length(self) -> float:
+        """Of all engines together."""
+        stats = [llm.stats for llm in self.llms]
+        return acceptance_length(
+            sum(one.row_steps for one in stats),
+            sum(one.drafted_row_steps for one in stats),
+            sum(one.accepted for one in stats),
+        )
 
 
 def _free(target: Target) -> None:
@@ -235,7 +313,7 @@ def _params(temperature: float, num_tokens: int, seed: int) -> SamplingParams:
 
 
 def _equality(
-    llm: LLM,
+    answers: _Answers,
     prompts: list[list[int]],
     expected: list[list[int]],
     temperature: float,
@@ -243,32 +321,30 @@ def _equality(
 ) -> Check:
     """Tokens with the drafter against plain decoding's, at every batch size."""
     params = [_params(temperature, options.num_tokens, options.seed + i) for i in range(len(prompts))]
+    target, tree = answers.target, isinstance(answers.shape, TreeBudget)
     differences: list[Difference] = []
-    llm.stats.reset()
+    for llm in answers.llms:
+        llm.stats.reset()
     for size in options.batch_sizes:
-        for begin in range(0, len(prompts), size):
-            part = slice(begin, begin + size)
-            for index, output in enumerate(llm.generate_ids(prompts[part], params[part]), start=begin):
-                if output == expected[index]:
-                    continue
-                outputs = Outputs(index, size, prompts[index], expected[index], output)
-                differences.append(
-                    greedy_difference(llm.target, outputs, tree=_tree_name(llm) is not None)
-                    if temperature == 0
-                    else seeded_difference(
-                        llm.target, outputs, temperature=temperature, seed=options.seed + index
-                    )
-                )
+        for index, output in enumerate(answers.generate_ids(prompts, params, size)):
+            if output == expected[index]:
+                continue
+            outputs = Outputs(index, size, prompts[index], expected[index], output)
+            differences.append(
+                greedy_difference(target, outputs, tree=tree)
+                if temperature == 0
+                else seeded_difference(target, outputs, temperature=temperature, seed=options.seed + index)
+            )
     num_outputs = len(prompts) * len(options.batch_sizes)
     near_ties = sum(one.within_rounding for one in differences)
     return Check(
         kind="seeded" if temperature > 0 else "greedy",
-        num_draft_tokens=llm.num_draft_tokens,
-        tree=_tree_name(llm),
+        num_draft_tokens=answers.llms[0].num_draft_tokens,
+        tree=_tree_name(answers.llms[0]),
         temperature=temperature,
         passed=near_ties == len(differences),
-        detail=summary(differences, num_outputs, llm.target.dtype),
-        acceptance_length=llm.stats.acceptance_length,
+        detail=summary(differences, num_outputs, target.dtype),
+        acceptance_length=answers.acceptance_length(),
         tokens=sum(map(len, expected)) * len(options.batch_sizes),
         outputs=num_outputs,
         near_ties=near_ties,

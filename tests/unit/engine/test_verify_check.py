@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,10 +14,12 @@ from eyas.core.errors import ConfigError
 from eyas.core.tree import TreeBudget
 from eyas.drafters.small_model.propose import SmallModelDrafter
 from eyas.engine.exact import OTHER, cell_of, next_logits, rounding_distance, token_tree
+from eyas.engine.llm import LLM
 from eyas.engine.sampler import choose
 from eyas.engine.verify_check import CheckOptions, check_lossless, num_checks
 from eyas.kernels.reference import step_settle
 from eyas.kernels.reference.random import uniform
+from eyas.targets.shapes import shape_target
 from tiny import tiny_target
 from tree_fakes import tree_head
 
@@ -71,6 +75,59 @@ def test_a_sound_drafter_passes():
     assert len(seen) == num_checks(OPTIONS)
     assert report.checks[0].acceptance_length > 1.2  # drafts were accepted: the check had something to find
     assert report.checks[0].tokens == 2 * 3 * 14
+
+
+def test_engines_side_by_side_answer_as_one(monkeypatch):
+    made = []
+    whole = LLM.__init__
+    monkeypatch.setattr(LLM, "__init__", lambda self, *a, **b: made.append(b) or whole(self, *a, **b))
+    prompts = [*PROMPTS, [9, 9], [2]]
+    options = replace(OPTIONS, samples=0, batch_sizes=(1, 2), plain_batches=True)
+    alone = check_lossless(TARGET, small_model, prompts, options)
+    one = len(made)
+    several = check_lossless(TARGET, small_model, prompts, replace(options, engines=3))
+
+    assert len(made) - one == 1 + 4 * 3  # the reference; plain, and K = 3, at two sizes
+    assert {sizes["max_num_seqs"] for sizes in made[one:]} == {1, 2}
+    assert several.checks == alone.checks
+    assert [(check.kind, check.num_draft_tokens) for check in several.checks] == [
+        ("greedy", 0),
+        ("greedy", 3),
+        ("seeded", 3),
+    ]
+    assert len(several.checks) == num_checks(options)
+    assert several.checks[0].outputs == 5 * 2
+    assert several.passed
+
+
+def test_plain_decoding_that_depends_on_the_batch_fails(monkeypatch):
+    whole = LLM.generate_ids
+
+    def odd(self, prompts, params, progress=None):
+        outputs = whole(self, prompts, params, progress)
+        if len(prompts) == 1:
+            outputs[0][5] ^= 1
+        return outputs
+
+    monkeypatch.setattr(LLM, "generate_ids", odd)
+    report = check_lossless(TARGET, small_model, PROMPTS, replace(OPTIONS, samples=0, plain_batches=True))
+
+    assert not report.checks[0].passed
+    assert report.checks[0].different == len(PROMPTS)
+
+
+@pytest.mark.gpu
+def test_streams_of_their_own_change_no_bit():
+    target = shape_target("shape:smollm2-135m", device="cuda", dtype=None)
+    made = random.Random(0)
+    prompts = [[made.randrange(40000) for _ in range(made.randrange(3, 90))] for _ in range(12)]
+    options = CheckOptions(
+        num_draft_tokens=(4,), batch_sizes=(1, 4, 16), temperatures=(), num_tokens=96, samples=0, engines=4
+    )
+    report = check_lossless(target, "prompt_lookup", prompts, replace(options, plain_batches=True))
+
+    assert report.passed, report.checks
+    assert all(not check.differences for check in report.checks)
 
 
 def test_sound_sampled_drafts_pass():
@@ -167,6 +224,7 @@ def test_rounding_distance():
         ({"temperatures": (0.0,)}, "temperatures"),
         ({"samples": -1}, "samples"),
         ({"alpha": 0.0}, "alpha"),
+        ({"engines": 0}, "engines"),
     ],
 )
 def test_bad_options_name_their_field(options, field):

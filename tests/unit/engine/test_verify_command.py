@@ -58,6 +58,21 @@ def test_verdict(verify):
     assert "Lossless: all 3 checks passed." in result.stdout
 
 
+def test_several_engines_and_plain_decoding(verify):
+    result = verify("--engines", "2", "--plain", "--batches", "1,2,16", "--json")
+
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    plain, *others = document["checks"]
+    assert (plain["kind"], plain["num_draft_tokens"], plain["outputs"], plain["passed"]) == (
+        "greedy",
+        0,
+        9,
+        True,
+    )
+    assert [check["kind"] for check in others] == ["greedy", "seeded", "distribution"]
+
+
 def test_json(verify):
     document = json.loads(verify("--json").stdout)
 
