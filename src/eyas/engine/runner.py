@@ -3,7 +3,8 @@
 What the host does for a decode step of B requests when nobody joins or leaves, in this order:
 
     schedule    passes over B: pages for the step after the one in flight, who decodes
-    pages       only where a request has come to a new page: one pinned upload for all of them, one write
+    pages       only where a request has come to a new page: one pinned upload for all of them, those of the
+                next 64 tokens with it where pages are plenty, and one write
     variant     a pass over B: needs, log-probabilities, longest context; K by batch size
     launch      a look-up by (bucket, variant), the slots if the batch changed, one graph launch
     report      a copy to pinned memory and an event; two more events for the clock

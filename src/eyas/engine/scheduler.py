@@ -28,6 +28,9 @@ from eyas.engine.block_manager import BlockManager
 from eyas.engine.prefix import extend_keys
 from eyas.engine.request import Request
 
+TOP_UP = 64
+"""Tokens whose pages all requests get at once when one comes to a new page and pages are plenty."""
+
 
 @dataclass(slots=True)
 class Chunk:
@@ -140,6 +143,9 @@ class Scheduler:
     def _grow(self, plan: Plan) -> None:
         """Give every decoding request the pages of its next step, preempting the newest if need be.
 
+        Where pages are plenty, all requests get those of the next TOP_UP tokens in the same upload: between
+        two steps the device should find as little as possible to do.
+
         Oldest first: a request that has grown in this step is older than any that is preempted after it, so
         `grown` never names a row that was given up.
         """
@@ -152,9 +158,26 @@ class Scheduler:
             while self.blocks.num_free < missing and request.slot >= 0:
                 self._preempt(self.running[-1], plan)
             if request.slot >= 0:
-                first = len(request.pages)
-                request.pages += self.blocks.allocate(missing)
-                plan.grown += [(request.slot, i, request.pages[i]) for i in range(first, first + missing)]
+                self._append(request, missing, plan)
+        if plan.grown and not plan.preempted:
+            self._top_up(plan)
+
+    def _top_up(self, plan: Plan) -> None:
+        """Give decoding requests the pages of the next TOP_UP tokens, if a quarter of the free is enough."""
+        missing = [
+            (one, self._pages_for(min(one.num_cached + one.ahead + TOP_UP, one.max_total)) - len(one.pages))
+            for one in self.running
+            if one.decoding
+        ]
+        if 4 * sum(max(count, 0) for _, count in missing) <= self.blocks.num_free:
+            for request, count in missing:
+                if count > 0:
+                    self._append(request, count, plan)
+
+    def _append(self, request: Request, count: int, plan: Plan) -> None:
+        first = len(request.pages)
+        request.pages += self.blocks.allocate(count)
+        plan.grown += [(request.slot, i, request.pages[i]) for i in range(first, first + count)]
 
     def _chunk(self, request: Request, budget: int, plan: Plan) -> int:
         """Plan a prefill chunk within the budget and count it as cached; returns its length."""

@@ -138,7 +138,7 @@ def test_rows_run_out():
 
 
 def test_growth_is_reported_page_by_page_and_ends_at_the_context_limit():
-    scheduler = make_scheduler()
+    scheduler = make_scheduler(num_pages=15)  # too few to take more than one step needs
     request = make_request(6)
     scheduler.add(request)
     scheduler.schedule()
@@ -153,6 +153,31 @@ def test_growth_is_reported_page_by_page_and_ends_at_the_context_limit():
     commit(request, 28)
     scheduler.schedule()
     assert len(request.pages) == 10
+
+
+def test_where_pages_are_plenty_all_requests_get_those_of_many_steps_at_once():
+    scheduler = make_scheduler(num_pages=600, max_len=400)
+    requests = [make_request(6, "a"), make_request(7, "b", max_total=20)]
+    for request in requests:
+        scheduler.add(request)
+    scheduler.schedule()
+    for request in requests:
+        commit(request, 4)
+    grown = scheduler.schedule().grown
+
+    # 9 cached and 64 to come, then 7 behind: 80 positions. The other ends at 20 tokens.
+    assert [len(request.pages) for request in requests] == [20, 7]
+    assert sorted(grown) == [
+        (r.slot, i, r.pages[i]) for r in requests for i in range(3 + (r.slot == 1), len(r.pages))
+    ]
+    for _ in range(16):
+        commit(requests[0], 4)
+        assert scheduler.schedule().grown == []
+    commit(requests[0], 1)
+    assert len(scheduler.schedule().grown) == 17
+    for request in requests:
+        scheduler.finish(request)
+    scheduler.check_integrity()
 
 
 def test_the_newest_is_preempted_and_comes_back_first_with_its_output_to_prefill():
