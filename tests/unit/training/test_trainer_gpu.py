@@ -57,6 +57,7 @@ def _gradients(config, target, store):
         ("peagle", "staircase", {}),
         ("peagle", "staircase", {"partitions": 3, "partition_mode": "shared"}),
         ("peagle", "staircase", {"partitions": 3, "partition_mode": "replayed"}),
+        ("depths", "staircase", {"partitions": 3, "partition_mode": "shared"}),
     ],
 )
 def test_bfloat16_gradients_at_a_real_shape(kind, attention, parts, compiled, tmp_path):
@@ -74,10 +75,12 @@ def test_bfloat16_gradients_at_a_real_shape(kind, attention, parts, compiled, tm
         writer.add(f"d{number}", ids, [(prompt, prompt + answer)])
     writer.close()
     store = TokenStore.load(tmp_path / "store")
+    encoding, kind = ("learned", "peagle") if kind == "depths" else ("none", kind)
     config = recipe(tmp_path, kind, max_steps=1)
     config = replace(config, data=replace(config.data, seq_len=512), run=replace(config.run, batch_rows=16))
     # The whole vocabulary, else a random teacher's argmax is outside it and nothing is supervised.
-    config = replace(config, head=replace(config.head, draft_vocab_size=None, num_layers=None))
+    head = replace(config.head, draft_vocab_size=None, num_layers=None, depth_encoding=encoding)
+    config = replace(config, head=head)
     with sdpa_kernel(SDPBackend.MATH):
         exact = replace(config.run, precision="float32", attention="masks")
         reference = _gradients(replace(config, run=exact), target, store)
