@@ -10,7 +10,11 @@ target is not run. Seven eighths of a row are supervised. Utilisation counts the
 trained (training/flops.py) against a large matrix product in bfloat16 on this device.
 
 Ways: staircase (this package's), dense (one mask of slots x slots, or EAGLE-3's masks), flex (FlexAttention
-over a block mask of the same slots ordered by depth). A way that does not fit says "out of memory".
+over a block mask of the same slots ordered by depth). A way that does not fit says "out of memory". All ways
+begin with the same weights and draw the same slots: their first losses differ by rounding alone.
+
+With `--turn FILE` several such processes may share a device: they compile side by side and are timed in turn
+(training/speed_turn.py).
 """
 
 import argparse
@@ -20,6 +24,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,6 +49,7 @@ from eyas.training.peagle.memory import GIB, StepShape, choose, predict
 from eyas.training.peagle.partition import Partition
 from eyas.training.rivals import DensePEagle, FlexPEagle
 from eyas.training.rows import draft_rows
+from eyas.training.speed_turn import Turn
 from eyas.training.step import Prepared, TrainStep
 from eyas.training.timing import gemm_rate
 
@@ -70,22 +76,31 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--length", nargs="+", type=int, default=[8192])
     parser.add_argument("--parts", nargs="+", type=int, default=[1], help="peagle: parts of a row")
     parser.add_argument("--mode", nargs="+", choices=["shared", "replayed", "prefix"], default=["shared"])
+    parser.add_argument(
+        "--case", nargs="+", default=[], metavar="LENGTH:PARTS:MODE", help="peagle: just these"
+    )
     parser.add_argument("--budget-gib", type=float, help="peagle: choose parts and mode for this budget")
     parser.add_argument("--weights", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--shape", choices=sorted([*SHAPES]), default="llama-3.1-8b")
     parser.add_argument("--layers", type=int, default=4, help="peagle: layers of the drafter")
     parser.add_argument("--chunk", type=int, default=2048, help="slots whose logits are held at a time")
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--seconds", type=float, help="no further steps once they took so long")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before, the first of which compiles")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--turn", type=Path, metavar="FILE", help="share the device: take turns by this lock")
+    parser.add_argument("--need-gib", type=float, default=0.0, help="with --turn: memory of a case at least")
     parser.add_argument("--kernel", action="store_true", help="time the attention kernel alone, tile by tile")
     return parser.parse_args(arguments)
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
     """Every combination that makes sense."""
-    for length in args.length:
+    for case in args.case:
+        length, parts, mode = case.split(":")
+        yield Case("peagle", "staircase", int(length), int(parts), mode, args.weights)
+    for length in args.length if not args.case else ():
         for way in args.way:
             if args.objective == "eagle3" or way != "staircase":
                 yield Case(args.objective, way, length, 1, "shared", args.weights)
@@ -104,15 +119,22 @@ def make_objective(case: Case) -> Objective:
     return kinds[case.way](NUM_DEPTHS, RETENTION, staircase=True)
 
 
-def make_head(case: Case, target: TargetConfig, layers: int, device: torch.device) -> Eagle3Model:
-    """A drafter of random weights that trains everything, embeddings included."""
-    dtype = getattr(torch, case.weights)
+def empty_head(case: Case, target: TargetConfig, layers: int, table: Tensor) -> Eagle3Model:
+    """A drafter that trains everything, without weights; its embeddings too if `table` is on "meta"."""
     spec = "shape:eagle3" if case.objective == "eagle3" else f"shape:peagle-{layers}"
-    trained = case.objective == "peagle"
-    config = replace(head_shape(spec, target), trained_embedding=trained)
-    table = torch.randn(target.vocab_size, target.hidden_size, device=device).mul_(0.02).to(dtype)
+    config = replace(head_shape(spec, target), trained_embedding=case.objective == "peagle")
     with torch.device("meta"):
-        model = make_model(config, table.to("meta") if trained else table)
+        return make_model(config, table)
+
+
+def make_head(case: Case, target: TargetConfig, layers: int, device: torch.device) -> Eagle3Model:
+    """A drafter of random weights."""
+    dtype = getattr(torch, case.weights)
+    if case.objective == "peagle":
+        table = torch.empty(target.vocab_size, target.hidden_size, device="meta")
+    else:
+        table = torch.randn(target.vocab_size, target.hidden_size, device=device).mul_(0.02).to(dtype)
+    model = empty_head(case, target, layers, table)
     fill(model, device=device, dtype=dtype, std=0.02, seed=0)
     model.rotary.to(device)
     model.requires_grad_(requires_grad=True)
@@ -138,9 +160,38 @@ def trained_numbers(model: Eagle3Model) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def run_case(case: Case, args: argparse.Namespace, rate: float) -> dict[str, Any]:
+def predicted_bytes(case: Case, args: argparse.Namespace, target: TargetConfig) -> int:
+    """Peak of a case that memory.py can predict, else 0."""
+    if case.objective != "peagle" or case.way != "staircase":
+        return 0
+    model = empty_head(
+        case, target, args.layers, torch.empty(target.vocab_size, target.hidden_size, device="meta")
+    )
+    supervised = case.length - case.length // 8
+    sizes = PEagleObjective(NUM_DEPTHS, RETENTION, staircase=True).capacities(supervised, case.length)
+    shape = step_shape(case, args, trained_numbers(model), sum(sizes))
+    return predict(model.config, shape, Partition(case.parts, case.mode))["total"]  # type: ignore[arg-type]
+
+
+def step_shape(case: Case, args: argparse.Namespace, trained: int, num_rollout_slots: int) -> StepShape:
+    """What memory.py wants to know."""
+    return StepShape(
+        batch_rows=1,
+        row_length=case.length,
+        num_rollout_slots=num_rollout_slots,
+        chunk=args.chunk,
+        trained=trained,
+        weight_bytes=getattr(torch, case.weights).itemsize,
+        compute_bytes=2 if args.device.startswith("cuda") else 4,
+        compiled=not args.eager,
+    )
+
+
+def run_case(case: Case, args: argparse.Namespace, rate: float, turn: Turn) -> dict[str, Any]:
     """Time one case."""
     device, target = torch.device(args.device), SHAPES[args.shape]
+    torch.manual_seed(0)
+    turn.take_memory(max(args.need_gib * GIB, predicted_bytes(case, args, target)))
     cuda = device.type == "cuda"
     autocast = torch.bfloat16 if case.weights == "float32" and cuda else None
     model = make_head(case, target, args.layers, device)
@@ -157,23 +208,14 @@ def run_case(case: Case, args: argparse.Namespace, rate: float) -> dict[str, Any
     stand_in: Any = SimpleNamespace(device=device, decoder=decoder, config=target)
     # Slots whose teacher stands outside the draft vocabulary are trained too, so that none is idle.
     loss = LossSection(chunk=args.chunk, oov="keep")
-    shape = StepShape(
-        batch_rows=1,
-        row_length=case.length,
-        num_rollout_slots=0,
-        chunk=args.chunk,
-        trained=trained_numbers(model),
-        weight_bytes=model.fc.weight.element_size(),
-        compute_bytes=2 if cuda else 4,
-        compiled=not args.eager,
-    )
     rows = draft_rows(batch)
     supervised = int(rows.supervised.sum())
-    partition = Partition(case.parts, case.mode)  # type: ignore[arg-type]
+    partition, num_rollout_slots = Partition(case.parts, case.mode), 0  # type: ignore[arg-type]
     if isinstance(objective, PEagleObjective):
-        shape = replace(shape, num_rollout_slots=sum(objective.capacities(supervised, case.length)))
-        if args.budget_gib is not None:
-            partition = choose(model.config, shape, int(args.budget_gib * GIB))
+        num_rollout_slots = sum(objective.capacities(supervised, case.length))
+    shape = step_shape(case, args, trained_numbers(model), num_rollout_slots)
+    if isinstance(objective, PEagleObjective) and args.budget_gib is not None:
+        partition = choose(model.config, shape, int(args.budget_gib * GIB))
     step = TrainStep(
         stand_in,
         model,
@@ -191,26 +233,31 @@ def run_case(case: Case, args: argparse.Namespace, rate: float) -> dict[str, Any
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
 
-    def one_step(seed: int) -> Prepared:
+    def one_step(seed: int) -> tuple[Prepared, Tensor]:
         slots = objective.slots(rows, seed=seed, max_supervised=supervised)
         prepared = Prepared(batch, rows, slots, objective.bound([supervised]))
-        step.learn(prepared, captured, step.normaliser(prepared))
+        loss = step.learn(prepared, captured, step.normaliser(prepared)).loss
         torch.nn.utils.clip_grad_norm_(parameters, 0.5)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return prepared
+        return prepared, loss
 
     began = time.perf_counter()
-    for seed in range(args.warmup):
-        prepared = one_step(seed)
+    _, first = one_step(0)  # compiles
     _wait(device)
     startup = time.perf_counter() - began
     laps = []
-    for seed in range(args.steps):
-        began = time.perf_counter()
-        prepared = one_step(100 + seed)
+    with turn.alone():
+        for seed in range(1, args.warmup):
+            one_step(seed)
         _wait(device)
-        laps.append(time.perf_counter() - began)
+        for seed in range(args.steps):
+            began = time.perf_counter()
+            prepared, _ = one_step(100 + seed)
+            _wait(device)
+            laps.append(time.perf_counter() - began)
+            if args.seconds is not None and sum(laps) >= args.seconds:
+                break
     seconds = sorted(laps)[len(laps) // 2]
     work = Work(*count_work(prepared.rows, prepared.slots).tolist())
     flops = step_flops(work, model.config, target, online=False)
@@ -219,8 +266,10 @@ def run_case(case: Case, args: argparse.Namespace, rate: float) -> dict[str, Any
         "partition_mode": partition.mode,
         "step_seconds": round(seconds, 4),
         "best_seconds": round(min(laps), 4),
+        "laps": [round(lap, 4) for lap in laps],
         "tokens_per_second": round(case.length / seconds, 1),
         "slots": int(work.slots),
+        "first_loss": round(float(first), 6),
         "tflops": round(flops / seconds / 1e12, 1),
         "utilisation": round(flops / seconds / rate, 4),
         "startup_seconds": round(startup, 1),
@@ -259,7 +308,9 @@ def main(arguments: list[str] | None = None) -> None:
             for timed in kernel_cases(length, SHAPES[args.shape], device):
                 _say(timed)
         return
-    rate = gemm_rate(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    turn = Turn(args.turn, device)
+    with turn.alone():
+        rate = gemm_rate(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     for case in cases(args):
         record: dict[str, Any] = {
@@ -274,7 +325,7 @@ def main(arguments: list[str] | None = None) -> None:
             "gemm_tflops": round(rate / 1e12, 1),
         }
         try:
-            record |= run_case(case, args, rate)
+            record |= run_case(case, args, rate, turn)
         except torch.cuda.OutOfMemoryError:
             record |= {"num_parts": case.parts, "partition_mode": case.mode, "error": "out of memory"}
         except Exception as error:  # noqa: BLE001 - the other cases still run
