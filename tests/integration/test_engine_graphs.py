@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from eyas.core.sampling import SamplingParams
+from eyas.drafters.by_number import ByNumberDrafter
 from eyas.drafters.prompt_lookup.propose import PromptLookupDrafter
 from eyas.engine.llm import LLM
 from fakes import naive_greedy, random_head, small_model
@@ -37,10 +38,15 @@ DRAFTERS = {
     "eagle3": lambda target: random_head(target, "eagle3", 4),
     "peagle": lambda target: random_head(target, "peagle", 4),
     "tables": lambda target: random_head(target, "tables", 4),
+    "depths": lambda target: random_head(target, "depths", 4),
     "hidden": lambda target: random_head(target, "hidden", 4),
     "hidden sampled": lambda target: random_head(target, "hidden", 4, sample=True),
     "eagle3 tree": lambda target: tree_head(target, "eagle3", "4x3x12"),
     "peagle tree": lambda target: tree_head(target, "peagle", "4x3x12"),
+    "by number": lambda target: ByNumberDrafter(
+        [tree_head(target, "peagle", "4x3x12"), tree_head(target, "peagle", "3x2x6")],
+        random_head(target, "peagle", 4),
+    ),
     "self": lambda target: small_model(target, 4, same=True),
     "sampled": lambda target: small_model(target, 4, same=True, sample=True),
 }
@@ -119,10 +125,17 @@ def test_overlap_and_plain_order_give_the_same(target, kind):
         assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "peagle", "prompt_lookup"])
-def test_k_may_change_with_the_batch(target, answers, kind):
+@pytest.mark.parametrize(
+    ("kind", "drafts"),
+    [
+        ("eagle3", [1, 4, 0, 2]),
+        ("peagle", [1, 4, 0, 2]),
+        ("prompt_lookup", [1, 4, 0, 2]),
+        ("by number", [12, 6, 0, 2]),
+    ],
+)
+def test_k_may_change_with_the_batch(target, answers, kind, drafts):
     """Three at once take none and four take two, so drafts are left over, cut off and missing."""
-    drafts = [1, 4, 0, 2]
     llm = make(target, kind)
     llm._runner._launcher._num_drafts = lambda batch_size: drafts[batch_size - 1]
     params = [SamplingParams(temperature=0.0, max_tokens=8 + 8 * i, ignore_eos=True) for i in range(5)]
@@ -130,7 +143,7 @@ def test_k_may_change_with_the_batch(target, answers, kind):
     assert llm.generate_ids(PROMPTS, params) == [answer[: 8 + 8 * i] for i, answer in enumerate(answers)]
     rounds(llm, PARAMS["greedy"], sizes=(1, 2, 3, 4))
     captured = {(bucket, variant.num_drafts) for bucket, variant in llm._runner._graphs._captured}
-    assert captured == {(1, 1), (2, 4), (4, 0), (4, 2)}
+    assert captured == {(1, drafts[0]), (2, drafts[1]), (4, 0), (4, 2)}
 
 
 def test_warm_graphs_are_the_ones_that_run(target):

@@ -31,7 +31,7 @@ class Choice:
     tree: str | None
     tokens_per_second: float
     chain_k: int
-    """K of the fastest chain: for an engine that cannot run the tree because other batches take chains."""
+    """K of the fastest chain: for an engine that cannot tell the tree from others (engine/calibrated)."""
 
 
 def chain_lengths(

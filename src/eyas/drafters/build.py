@@ -6,7 +6,7 @@ small:PATH        a small model of the target's family
 none              no drafter (also None)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from eyas.core.model_config import TargetConfig, TargetIdentity
 from eyas.core.tree import TreeBudget
 from eyas.drafters.artifact import LoadedHead, load_head
 from eyas.drafters.base import Drafter
+from eyas.drafters.by_number import ByNumberDrafter
 from eyas.drafters.choose import Uniform
 from eyas.drafters.eagle3.propose import Eagle3Drafter
 from eyas.drafters.eagle3.propose_tree import Eagle3TreeDrafter
@@ -60,12 +61,14 @@ def build_drafter(
     dtype: torch.dtype | None = None,
     sample_drafts: bool = False,
     tree: TreeBudget | None = None,
+    trees: Sequence[TreeBudget] = (),
     uniform: Uniform | None = None,
     load_model: Callable[[str], LoadedModel] | None = None,
 ) -> Drafter | None:
     """Build the drafter that `spec` names, or None for plain decoding.
 
-    With `tree` heads draft trees, point masses of that budget, instead of chains of K.
+    With `tree` heads draft trees, point masses of that budget, instead of chains of K; with `trees` each of
+    them in steps of as many drafts, and chains of up to K (where K is given) in others.
     K is `num_draft_tokens`, by default 3 for eagle3, 7 for peagle and prompt_lookup, 4 for a small model.
     Raises ConfigError for a spec that names nothing, and what `load_head` raises.
     """
@@ -114,9 +117,20 @@ def build_drafter(
         device=device,
         dtype=dtype,
     )
+    if trees:
+        return shaped_drafter(head, trees, num_draft_tokens)
     return head_drafter(
         head, num_draft_tokens=num_draft_tokens, tree=tree, sample_drafts=sample_drafts, uniform=uniform
     )
+
+
+def shaped_drafter(head: LoadedHead, trees: Sequence[TreeBudget], num_draft_tokens: int | None) -> Drafter:
+    """Trees of several budgets from one head, and chains of up to `num_draft_tokens` (None: no chains)."""
+    drafters = [head_drafter(head, tree=tree) for tree in trees]
+    if num_draft_tokens is None and len(drafters) == 1:
+        return drafters[0]
+    chain = None if num_draft_tokens is None else head_drafter(head, num_draft_tokens=num_draft_tokens)
+    return ByNumberDrafter(drafters, chain)
 
 
 def head_drafter(

@@ -1,5 +1,6 @@
 """Targets and drafters from what users give: paths, names, or the objects themselves."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -41,7 +42,7 @@ def resolve_schedule(
         dtype=str(target.dtype).removeprefix("torch."),
         max_num_seqs=max_num_seqs,
     )
-    if schedule is not None and schedule.tree is not None and sample_drafts:
+    if schedule is not None and schedule.trees and sample_drafts:
         return None  # measured for something else: nodes of a tree are never sampled
     return schedule
 
@@ -53,6 +54,7 @@ def resolve_drafter(
     num_draft_tokens: int | None,
     sample_drafts: bool,
     tree: TreeBudget | None = None,
+    trees: Sequence[TreeBudget] = (),
 ) -> Drafter | None:
     """Build a drafter for this target, or pass a built one through."""
     if drafter is None or str(drafter) in {"", "none"}:
@@ -92,6 +94,7 @@ def resolve_drafter(
         dtype=target.dtype,
         sample_drafts=sample_drafts,
         tree=tree,
+        trees=trees,
         uniform=uniform,
         load_model=load_model,
     )

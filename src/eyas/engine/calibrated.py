@@ -3,9 +3,10 @@
     {"calibration": {"device": "NVIDIA H200", "dtype": "bfloat16", "by_batch":
         [{"max_batch": 1, "k": 7, "tree": null}, {"max_batch": 16, "k": 3, "tree": null}, ...]}}
 
-Batches up to `max_batch` take that entry, larger ones than all the last entry; k = 0 decodes plainly. An
-engine runs chains of varying K, or one tree: a tree is taken if every batch that the engine can have takes
-the same one; else its entry's `chain_k` counts, the fastest chain there (without one, a chain of its depth).
+Batches up to `max_batch` take that entry, larger ones than all the last entry; k = 0 decodes plainly. A step
+knows its shape by its number of drafts (drafters/by_number): where a tree has as many nodes as a chain here
+has drafts, or as another tree, its entry's `chain_k` counts, the fastest chain there (without one, a chain
+of its depth).
 
 Measurements hold for the device and dtype that they were made on; elsewhere they are not used.
 """
@@ -16,29 +17,36 @@ from pathlib import Path
 from typing import Any
 
 from eyas.core.errors import ConfigError, ModelFormatError
-from eyas.core.tree import TreeBudget
+from eyas.core.tree import MAX_ROWS, TreeBudget
 from eyas.drafters.build import MAX_NUM_DRAFT_TOKENS
 from eyas.drafters.files import read_json
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Drafts by batch size: (largest batch, K), smallest batch first; or a tree for all."""
+    """Drafts by batch size: (largest batch, number of drafts), smallest batch first."""
 
-    chains: tuple[tuple[int, int], ...]
-    tree: TreeBudget | None = None
+    drafts: tuple[tuple[int, int], ...]
+    trees: tuple[TreeBudget, ...] = ()
+    """What is a tree among them: the number of nodes tells which. Every other number is K of a chain."""
 
     @property
     def most(self) -> int:
-        """Largest K."""
-        return max(k for _, k in self.chains)
+        """Largest number of drafts."""
+        return max(number for _, number in self.drafts)
+
+    @property
+    def longest_chain(self) -> int:
+        """Largest K, 0 where all are trees."""
+        nodes = {tree.num_draft_tokens for tree in self.trees}
+        return max((number for _, number in self.drafts if number not in nodes), default=0)
 
     def num_drafts(self, batch_size: int) -> int:
-        """K of a step: ((1, 7), (16, 3)) gives 7 for 1, 3 for 2 and 3 for 64."""
-        for largest, k in self.chains:
+        """Drafts of a step: ((1, 7), (16, 3)) gives 7 for 1, 3 for 2 and 3 for 64."""
+        for largest, number in self.drafts:
             if batch_size <= largest:
-                return k
-        return self.chains[-1][1]
+                return number
+        return self.drafts[-1][1]
 
 
 def schedule_of(folder: Path, *, device: str, dtype: str, max_num_seqs: int) -> Schedule | None:
@@ -91,7 +99,25 @@ def _schedule(entries: Sequence[tuple[int, int, TreeBudget | None]], max_num_seq
     entries = sorted(entries, key=lambda entry: entry[0])
     # Entries for batches that this engine never has do not matter.
     needed = [entry for i, entry in enumerate(entries) if i == 0 or entries[i - 1][0] < max_num_seqs]
-    trees = {tree for _, _, tree in needed}
-    if len(trees) == 1 and (tree := trees.pop()) is not None:
-        return Schedule(((max_num_seqs, tree.num_draft_tokens),), tree)
-    return Schedule(tuple((largest, k) for largest, k, _ in needed))
+    shapes: list[int | TreeBudget] = [k if tree is None else tree for _, k, tree in needed]
+    if max(k for _, k, _ in needed) >= MAX_ROWS:  # more than a tree's rows can hold
+        shapes = [k for _, k, _ in needed]
+    while (clash := _clash(shapes)) is not None:
+        shapes[clash] = needed[clash][1]
+    trees = dict.fromkeys(shape for shape in shapes if isinstance(shape, TreeBudget))
+    sizes = [largest for largest, _, _ in needed]
+    return Schedule(tuple(zip(sizes, map(_number, shapes), strict=True)), tuple(trees))
+
+
+def _number(shape: int | TreeBudget) -> int:
+    """Drafts of a chain or a tree."""
+    return shape if isinstance(shape, int) else shape.num_draft_tokens
+
+
+def _clash(shapes: Sequence[int | TreeBudget]) -> int | None:
+    """Place of a tree that its number of nodes does not tell from another shape; None if there is none."""
+    for place, shape in enumerate(shapes):
+        same = [other for other in shapes if _number(other) == _number(shape)]
+        if isinstance(shape, TreeBudget) and any(other != shape for other in same):
+            return place
+    return None

@@ -152,8 +152,7 @@ class LLM:
         if num_draft_tokens is None and budget is None:
             schedule = resolve_schedule(drafter, self.target, max_num_seqs, sample_drafts=sample_drafts)
         if schedule is not None:
-            budget = schedule.tree
-            num_draft_tokens = schedule.most if budget is None else None
+            num_draft_tokens = schedule.longest_chain or None
             drafter = drafter if schedule.most else None
         self.drafter = resolve_drafter(
             drafter,
@@ -161,6 +160,7 @@ class LLM:
             num_draft_tokens=num_draft_tokens,
             sample_drafts=sample_drafts,
             tree=budget,
+            trees=() if schedule is None else schedule.trees,
         )
         max_len = context_limit(max_model_len, self.target.config.max_position_embeddings)
         if prefill_budget is None:

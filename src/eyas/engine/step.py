@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from eyas.core.batch import Committed, Draft, ForwardBatch, KVCache
+from eyas.core.tree import TreeBudget
 from eyas.core.tree_rows import TreeRows
 from eyas.drafters.base import Drafter, reads_history
 from eyas.engine.sampler import (
@@ -74,7 +75,8 @@ class Variant(NamedTuple):
     max_visible: int
     """Bound on the KV indices that a row sees."""
     num_drafts: int
-    """K of this step, at most the state's; 0 decodes plainly. Of a tree all nodes, or 0."""
+    """K or nodes of this step, at most the state's; 0 decodes plainly. Of a larger tree, drafted when the
+    batch was another, these are the first nodes, which is a tree too."""
     num_top: int = -1
     """Log-probabilities: of the chosen token and so many likeliest ones; -1 for none."""
 
@@ -108,7 +110,8 @@ def verify(models: StepModels, state: EngineState, slots: Tensor, variant: Varia
     """
     tree = None
     if state.tree is not None and state.draft_parents is not None and variant.num_drafts:
-        tree = tree_rows(state.draft_parents[slots], state.tree.depth)
+        parents = state.draft_parents[slots, : variant.num_drafts]
+        tree = tree_rows(parents, _deepest(state.tree, variant))
     # A tree's row without a page sees nothing, so it must not be accepted.
     max_len = None if tree is None else state.max_len
     taken = dispatch_step.take(slots, state.source, variant.num_drafts, max_len)
@@ -122,6 +125,11 @@ def verify(models: StepModels, state: EngineState, slots: Tensor, variant: Varia
         taken=taken,
         tree=tree,
     )
+
+
+def _deepest(budget: TreeBudget, variant: Variant) -> int:
+    """Drafts that a step can accept at most: of few nodes no path is longer than they are many."""
+    return min(budget.depth, variant.num_drafts)
 
 
 def _rows(state: EngineState, taken: Taken, tree: TreeRows | None, max_visible: int) -> ForwardBatch:
@@ -185,7 +193,7 @@ def accept(
         tokens, drafts = _forced(state, slots, verified, tokens)
         if verified.tree is not None and state.tree is not None:
             rows = torch.cat((tokens[:, :1], drafts), dim=1)
-            tokens, counts, nodes = accept_tree(tokens, rows, verified.tree, state.tree.depth)
+            tokens, counts, nodes = accept_tree(tokens, rows, verified.tree, _deepest(state.tree, variant))
             bad_rows = bad_rows.gather(1, nodes)
     counts, report = dispatch_step.settle(
         tokens, counts, bad_rows, drafts, slots, verified.taken.start, state.rows

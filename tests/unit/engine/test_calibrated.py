@@ -11,6 +11,7 @@ from eyas.core.errors import ConfigError, ModelFormatError
 from eyas.core.sampling import SamplingParams
 from eyas.core.tree import TreeBudget
 from eyas.drafters.artifact import save_head
+from eyas.drafters.by_number import ByNumberDrafter
 from eyas.engine.calibrated import Schedule, schedule_of
 from eyas.engine.llm import LLM
 from fakes import make_drafter, naive_greedy, random_head, small_model
@@ -40,7 +41,7 @@ def test_k_by_batch_size(tmp_path):
 
     assert [schedule.num_drafts(n) for n in (1, 2, 8, 9, 32, 64)] == [7, 3, 3, 0, 0, 0]
     assert schedule.most == 7
-    assert schedule.tree is None
+    assert schedule.trees == ()
 
 
 def test_measurements_of_another_device_are_not_used(tmp_path):
@@ -51,20 +52,43 @@ def test_measurements_of_another_device_are_not_used(tmp_path):
     assert read(tmp_path) is None
 
 
-def test_a_tree_is_taken_where_all_batches_take_it(tmp_path):
-    write(tmp_path, [entry(1, 24, "5x4x24"), entry(8, 24, "5x4x24"), entry(64, 2)])
+def test_trees_and_chains_by_batch_size(tmp_path):
+    wide, narrow = TreeBudget(5, 4, 24), TreeBudget(3, 2, 6)
+    write(tmp_path, [entry(1, 24, "5x4x24"), entry(8, 24, "5x4x24"), entry(16, 6, "3x2x6"), entry(64, 2)])
 
-    assert read(tmp_path, 8) == Schedule(((8, 24),), TreeBudget(5, 4, 24))
-    mixed = read(tmp_path, 9)
-    assert mixed.tree is None
-    assert [mixed.num_drafts(n) for n in (1, 8, 9)] == [5, 5, 2]
+    assert read(tmp_path, 8) == Schedule(((1, 24), (8, 24)), (wide,))
+    assert read(tmp_path, 8).longest_chain == 0
+    mixed = read(tmp_path, 17)
+    assert mixed.trees == (wide, narrow)
+    assert [mixed.num_drafts(n) for n in (1, 8, 9, 17)] == [24, 24, 6, 2]
+    assert (mixed.most, mixed.longest_chain) == (24, 2)
 
 
-def test_where_the_tree_cannot_be_taken_the_best_chain_counts(tmp_path):
-    write(tmp_path, [entry(1, 24, "5x4x24") | {"chain_k": 7}, entry(8, 2) | {"chain_k": 2}])
+@pytest.mark.parametrize(
+    ("shapes", "drafts", "trees"),
+    [
+        # A chain of 6 is in use, so 6 drafts are no tree.
+        ([("3x2x6", 4), (None, 6)], [4, 6], []),
+        # Two trees of 10: one gives way, and its chain of 7 to nobody.
+        ([("5x2x10", 7), ("3x4x10", 3)], [7, 10], ["3x4x10"]),
+        # The chain of a tree that gave way is as long as another tree has nodes.
+        ([("3x2x6", 7), ("5x2x7", 3), (None, 6)], [7, 3, 6], []),
+        # One tree twice is one.
+        ([("3x2x6", 4), ("3x2x6", 5), (None, 0)], [6, 6, 0], ["3x2x6"]),
+        # Chains longer than any tree.
+        ([("3x2x6", 4), (None, 100)], [4, 100], []),
+    ],
+)
+def test_where_a_number_would_mean_two_shapes_the_best_chain_counts(tmp_path, shapes, drafts, trees):
+    entries = [
+        entry(1 << i, k if tree is None else 0, tree) | {"chain_k": k} for i, (tree, k) in enumerate(shapes)
+    ]
+    schedule = read(write(tmp_path, entries))
+    assert [schedule.num_drafts(1 << i) for i in range(len(shapes))] == drafts
+    assert schedule.trees == tuple(map(TreeBudget.parse, trees))
 
-    assert [read(tmp_path, 8).num_drafts(n) for n in (1, 8)] == [7, 2]
-    assert read(tmp_path, 1).tree == TreeBudget(5, 4, 24)
+
+def test_a_chain_that_is_no_number_is_named(tmp_path):
     write(tmp_path, [entry(1, 24, "5x4x24") | {"chain_k": None}])
     with pytest.raises(ModelFormatError, match="chain_k"):
         read(tmp_path)
@@ -176,6 +200,64 @@ def test_an_engine_takes_what_its_head_says(tmp_path):
     assert calibrated(entry(1, 6), num_draft_tokens=3).num_draft_tokens == 3
     assert calibrated(entry(1, 6, "3x2x6")).drafter.tree == TreeBudget(3, 2, 6)
     assert calibrated(entry(8, 0)).drafter is None
+
+
+SHAPES_BY_BATCH = [entry(1, 12, "4x3x12"), entry(2, 6, "3x2x6"), entry(3, 2), entry(4, 0)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "hidden"])
+def test_trees_and_chains_take_turns(tmp_path, kind, overlap):
+    """Four requests that end one by one: nothing, chains of 2, narrow trees, wide ones; and back again."""
+    target = tiny_target()
+    head = random_head(target, kind, 2)
+    save_head(tmp_path, head.model, head.vocab_map, meta={})
+    about = json.loads((tmp_path / "eyas.json").read_text())
+    calibration = {"device": device_name(torch.device("cpu")), "dtype": "float32"}
+    calibration["by_batch"] = SHAPES_BY_BATCH
+    (tmp_path / "eyas.json").write_text(json.dumps(about | {"calibration": calibration}))
+    llm = LLM(target, tmp_path, max_model_len=80, max_num_seqs=4, page_size=4, overlap=overlap)
+    assert isinstance(llm.drafter, ByNumberDrafter)
+    assert str(llm.drafter.tree) == "4x3x12"
+    seen, propose = [], llm.drafter.propose
+
+    def watched(committed):
+        draft = propose(committed)
+        seen.append((len(committed.start), int((draft.tokens >= 0).sum(1).max())))
+        return draft
+
+    llm.drafter.propose = watched
+    for temperature in (0.0, 0.9):
+        params = [
+            SamplingParams(temperature=temperature, seed=7, max_tokens=8 + 8 * i, ignore_eos=True)
+            for i in range(4)
+        ]
+        plain = LLM(target, max_model_len=80, page_size=4).generate_ids(PROMPTS, params)
+        for order in (1, -1):
+            assert llm.generate_ids(PROMPTS[::order], params[::order]) == plain[::order]
+        assert {(1, 12), (2, 6), (3, 2)} == set(seen)
+    assert llm.stats.drafted > 0
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+def test_a_chain_among_trees_drafts_what_a_chain_alone_does(kind):
+    target = tiny_target()
+    guesses = []
+    for among_trees in (True, False):
+        drafter = random_head(target, kind, 3)
+        if among_trees:
+            drafter = ByNumberDrafter([tree_head(target, kind, "5x4x24")], drafter)
+        llm = varying(LLM(target, drafter, max_model_len=80, page_size=4), 3)
+        (group,) = llm._intake.groups([PROMPTS[1]], GREEDY)
+        llm.submit(group)
+        request, found = group.requests[0], {}
+        while llm.step():
+            if request.slot >= 0:
+                found[len(request.output_ids)] = llm._runner.state.drafts[request.slot].tolist()
+        guesses.append(found)
+    assert guesses[0].keys() == guesses[1].keys()
+    for length, drafts in guesses[1].items():
+        assert guesses[0][length] == drafts + [-1] * 21
 
 
 @pytest.mark.parametrize("wrong", [entry(1, 10**9), entry(1, 3, "abc"), entry(1, 3) | {"chain_k": 10**9}])

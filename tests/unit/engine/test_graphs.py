@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from eyas.core.sampling import SamplingParams
+from eyas.drafters.by_number import ByNumberDrafter
 from eyas.engine.graphs import bucket_of, top_bucket, visible_bound
 from eyas.engine.llm import LLM
 from eyas.engine.sampler import Needs
@@ -70,6 +71,10 @@ DRAFTERS = {
     "eagle3": lambda target: random_head(target, "eagle3", 3),
     "peagle": lambda target: random_head(target, "peagle", 3),
     "peagle tree": lambda target: tree_head(target, "peagle", "3x2x6"),
+    "by number": lambda target: ByNumberDrafter(
+        [tree_head(target, "peagle", "4x3x12"), tree_head(target, "peagle", "3x2x6")],
+        random_head(target, "peagle", 3),
+    ),
     "sampled": lambda target: small_model(target, 3, same=True, sample=True),
 }
 PROMPTS = [[3, 4, 5], [7], list(range(1, 20)), [9, 9, 9], [60, 50, 40]]
@@ -91,6 +96,7 @@ PARAMS = {
         ("peagle", "rich", False),
         ("peagle tree", "greedy", False),
         ("peagle tree", "filtered", True),
+        ("by number", "greedy", False),
         ("sampled", "filtered", False),
     ],
 )
@@ -100,6 +106,8 @@ def test_captured_buffers_give_what_eager_steps_give(kind, params, by_phase):
     for overlap in (True, False):
         options = {"max_model_len": 64, "page_size": 4, "max_num_seqs": 4, "overlap": overlap}
         llm = LLM(target, DRAFTERS[kind](target), **options)
+        if kind == "by number":
+            llm._runner._launcher._num_drafts = lambda batch_size: [12, 6, 0, 3][batch_size - 1]
         if overlap:
             with_graphs(llm, by_phase=by_phase)
             captured = llm._runner._graphs._captured

@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eyas.core.sampling import SamplingParams
+from eyas.drafters.by_number import ByNumberDrafter
 from eyas.engine import logits_processors
 from eyas.engine.llm import LLM
 from eyas.engine.prefill import prefill_blocks
@@ -69,8 +70,10 @@ def as_on_cuda(monkeypatch):
 
 
 @pytest.mark.parametrize("needs", [Needs.GREEDY, Needs.SAMPLE, Needs.SAMPLE | Needs.FILTER | Needs.SHAPE])
-@pytest.mark.parametrize("shape", [None, "4x3x12"], ids=["chain", "tree"])
-@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [*((kind, shape) for kind in ("eagle3", "peagle") for shape in (None, "4x3x12")), ("depths", None)],
+)
 def test_no_step_reads_back(kind, shape, needs, monkeypatch):
     target = tiny_target()
     drafter = random_head(target, kind, 4) if shape is None else tree_head(target, kind, shape)
@@ -85,6 +88,20 @@ def test_no_step_reads_back(kind, shape, needs, monkeypatch):
             report = whole(runner.models, runner.state, slots, Variant(needs, 1024, num_drafts, 2))
         assert report.rows.shape == (3, (4 if num_drafts else 0) + 3)
         assert report.logprobs.top.shape == (3, (4 if num_drafts else 0) + 1, 2)
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3, 6, 12])
+def test_no_step_of_a_head_in_several_shapes_reads_back(num_drafts, monkeypatch):
+    target = tiny_target()
+    trees = [tree_head(target, "peagle", shape) for shape in ("4x3x12", "3x2x6")]
+    drafter = ByNumberDrafter(trees, random_head(target, "peagle", 3))
+    llm = LLM(target, drafter, max_model_len=64, page_size=4, max_num_seqs=4)
+    runner = llm._runner
+    as_on_cuda(monkeypatch)
+    slots = torch.tensor([0, 1, runner.state.num_slots])
+    with torch.no_grad(), NoReads(), NoNumbersAtIndices():
+        report = whole(runner.models, runner.state, slots, Variant(Needs.GREEDY, 1024, num_drafts))
+    assert report.rows.shape == (3, min(4, num_drafts) + 3)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "peagle", "prompt_lookup", "small_model"])
