@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--acceptance", type=float, default=3.7)
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--no-invariant", action="store_true")
+    parser.add_argument("--both", action="store_true", help="with and without invariance")
     parser.add_argument("--processes", type=int, default=max(1, min(14, (os.cpu_count() or 2) - 2)))
     parser.add_argument("--device", default="cuda")
     given = parser.parse_args()
@@ -42,6 +43,7 @@ def main() -> None:
             acceptance=given.acceptance,
             num_steps=given.steps,
             invariant=not given.no_invariant,
+            both=given.both,
             pdl=pdl,
         )
         for target in given.targets.split(","):

@@ -1,5 +1,6 @@
 """One method (a drafter, or none) at one batch size: the clocks of `eyas bench step` and what they showed."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from eyas.bench.step_rig import PHASES, StepRig, make_rig
 from eyas.drafters.base import Drafter
 from eyas.kernels.settings import Pdl, settings, use_invariant, use_pdl
 from eyas.targets.base import Target
+
+_REST_SECONDS = 0.1
+"""After the load of the method before: clocks are up again when phases and the step alone are timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,8 @@ class Method:
 
     def round(self, *, keep: bool) -> None:
         """Run every clock once."""
+        if self.rig.state.device.type == "cuda":
+            time.sleep(_REST_SECONDS)
         with use_invariant(self.invariant):  # the loop captures its graphs as it comes to them
             phases, logits = self.phases.round(), self.logits.round()[0]
             device, loop = self.whole.round()[0], self.loop.run()
