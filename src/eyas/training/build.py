@@ -21,10 +21,21 @@ from eyas.training.objectives.eagle3 import Eagle3Objective
 from eyas.training.objectives.peagle import PEagleObjective
 
 
-def make_objective(section: Eagle3Section | PEagleSection, *, staircase: bool = False) -> Objective:
-    """The plug-in that a recipe names; `staircase`: attention by ranges (nn/staircase.py)."""
+def make_objective(
+    section: Eagle3Section | PEagleSection, vocab_map: VocabMap, *, staircase: bool = False
+) -> Objective:
+    """The plug-in that a recipe names, for a head with this map on the target's device.
+
+    `staircase`: attention by ranges (nn/staircase.py).
+    """
     if isinstance(section, Eagle3Section):
-        return Eagle3Objective(section.ttt_steps, section.decay, section.depth_weights, staircase=staircase)
+        return Eagle3Objective(
+            section.ttt_steps,
+            section.decay,
+            section.depth_weights,
+            staircase=staircase,
+            guess_ids=None if section.teacher_forcing else vocab_map.target_ids,
+        )
     return PEagleObjective(
         section.num_depths,
         section.retention,

@@ -117,6 +117,8 @@ class Eagle3Section:
     ttt_steps: int = 7
     decay: float = 0.8
     """Weight of step s is decay^s, unless depth_weights says otherwise."""
+    teacher_forcing: bool = True
+    """Feed step s the text's own token; false: the head's guess at step s - 1, as in decoding."""
     depth_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:

@@ -16,6 +16,15 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+
+def draft_argmax(normed: Tensor, head_weight: Tensor, *, chunk: int = 4096) -> Tensor:
+    """Draft id with the largest logit of each slot: normed [..., D] -> int64 [...]."""
+    flat = normed.reshape(-1, normed.shape[-1])
+    weight = head_weight.to(flat.dtype)
+    parts = [functional.linear(part, weight).argmax(-1) for part in torch.split(flat, chunk)]
+    return torch.cat(parts).view(normed.shape[:-1])
 
 
 def on_grid(values: Tensor, anchors: Tensor, depths: Tensor, row_length: int, num_depths: int) -> Tensor:

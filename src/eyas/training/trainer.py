@@ -120,7 +120,7 @@ class Trainer:
             compute_bytes=(self._autocast() or torch.float32).itemsize,
             resident=resident,
         )
-        self.objective = make_objective(config.objective, staircase=self.plan.staircase)
+        self.objective = make_objective(config.objective, self.vocab_map, staircase=self.plan.staircase)
         self.world.shard(self.model)
         if config.run.shard_target:
             self.world.shard_target(target.decoder)
@@ -160,7 +160,9 @@ class Trainer:
         """What validation drafts with: the same weights, perhaps more or fewer depths."""
         if config.run.validate_depths is not None:
             self.examined.objective = make_objective(
-                with_depths(config.objective, config.run.validate_depths), staircase=self.plan.staircase
+                with_depths(config.objective, config.run.validate_depths),
+                self.vocab_map,
+                staircase=self.plan.staircase,
             )
         self.deadline: float | None = None
         """time.monotonic() after which `train` stops with Paused."""

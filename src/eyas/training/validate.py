@@ -1,13 +1,11 @@
 """Validation: every anchor at every depth of held-out rows, and those that greedy decoding would visit."""
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from eyas.core.vocab_map import VocabMap
 from eyas.data.loader import Batch, slice_rows
 from eyas.training.capture import capture
-from eyas.training.metrics import AcceptanceCount, on_grid
+from eyas.training.metrics import AcceptanceCount, draft_argmax, on_grid
 from eyas.training.parallel import World
 from eyas.training.rows import draft_rows, teacher_rows
 from eyas.training.slots import guess_index
@@ -46,11 +44,3 @@ def _measure_batch(step: TrainStep, vocab_map: VocabMap, batch: Batch, count: Ac
         for values in (drafts == choices.gather(1, place), slots.supervised, on_path)
     ]
     count.add(*grids)
-
-
-def draft_argmax(normed: Tensor, head_weight: Tensor, *, chunk: int = 4096) -> Tensor:
-    """Draft id with the largest logit of each slot: normed [..., D] -> int64 [...]."""
-    flat = normed.reshape(-1, normed.shape[-1])
-    weight = head_weight.to(flat.dtype)
-    parts = [functional.linear(part, weight).argmax(-1) for part in torch.split(flat, chunk)]
-    return torch.cat(parts).view(normed.shape[:-1])

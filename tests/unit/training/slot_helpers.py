@@ -66,9 +66,12 @@ def rollouts(batch, depths):
                     yield row, segments.index(segment), anchor, depth
 
 
-def naive_eagle3(model, batch, features, row, first, anchor, depth):
-    """One rollout as decoding would do it, one token after the other; returns normed [D] of its last step."""
-    ids = batch.ids[row].long()
+def naive_eagle3(model, batch, features, row, first, anchor, depth, guess_ids=None):
+    """One rollout as decoding would do it, one token after the other; returns normed [D] of its last step.
+
+    With `guess_ids` the tokens past the anchor's are the head's own guesses, not the text's.
+    """
+    ids = batch.ids[row].long().clone()
     hidden = model.fuse(features[row, first : anchor + 1])
     for step in range(depth + 1):
         length = anchor - first + 1 + step
@@ -77,6 +80,8 @@ def naive_eagle3(model, batch, features, row, first, anchor, depth):
             model.embed(tokens)[None], hidden[None], torch.arange(length)[None], causal(length)
         )
         hidden = torch.cat((hidden, feedback[0, -1:]))
+        if guess_ids is not None and step < depth:
+            ids[anchor + step + 2] = guess_ids[int(model.logits(normed[0, -1]).argmax())]
     return normed[0, -1]
 
 

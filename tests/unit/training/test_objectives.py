@@ -1,5 +1,7 @@
 """Both trainers against literal loops over rollouts, in float64: outputs, loss and every gradient."""
 
+from functools import partial
+
 import pytest
 import torch
 from slot_helpers import make_batch, make_features, make_head, naive_eagle3, naive_peagle, rollouts
@@ -59,6 +61,17 @@ def test_training_time_test_equals_the_loop_over_rollouts(flags):
     objective = Eagle3Objective(steps=4)
     rows = draft_rows(batch)
     check(model, objective, objective.all_slots(rows), batch, make_features(batch, model), naive_eagle3, 4)
+
+
+@pytest.mark.parametrize("staircase", [False, True])
+def test_steps_without_teacher_forcing_equal_the_loop_that_feeds_its_own_guesses(staircase):
+    model = make_head("eagle3")
+    batch = make_batch(LENGTHS, 13)
+    guess_ids = torch.randperm(60, generator=torch.Generator().manual_seed(3))[:40].sort().values
+    objective = Eagle3Objective(steps=4, staircase=staircase, guess_ids=guess_ids)
+    slots = objective.all_slots(draft_rows(batch))
+    naive = partial(naive_eagle3, guess_ids=guess_ids)
+    check(model, objective, slots, batch, make_features(batch, model), naive, 4)
 
 
 @pytest.mark.parametrize("staircase", [False, True])

@@ -6,6 +6,7 @@ import pytest
 
 from eyas.config import dump_config, load_config
 from eyas.core.errors import ConfigError
+from eyas.core.vocab_map import VocabMap
 from eyas.training.build import make_objective
 from eyas.training.config import TrainConfig
 from eyas.training.presets import PRESETS
@@ -20,13 +21,15 @@ def test_every_recipe_loads_and_dumps_to_itself(path, tmp_path):
     again = tmp_path / "again.yaml"
     again.write_text(dump_config(config))
     assert load_config(TrainConfig, again, []) == config
-    assert len(make_objective(config.objective).depth_weights) >= 7
+    assert len(make_objective(config.objective, VocabMap.identity(9)).depth_weights) >= 7
 
 
 def test_the_shipped_recipes_are_the_papers_objectives():
     found = {path.stem: load_config(TrainConfig, path, []) for path in RECIPES}
     eagle3, peagle, markov = (found[f"smollm2-135m-{name}"] for name in ("eagle3", "peagle", "peagle-markov"))
-    assert make_objective(eagle3.objective).depth_weights == tuple(0.8**step for step in range(7))
+    assert make_objective(eagle3.objective, VocabMap.identity(9)).depth_weights == tuple(
+        0.8**step for step in range(7)
+    )
     assert (peagle.objective.num_depths, peagle.objective.retention, peagle.head.num_layers) == (8, 0.8, 4)
     assert (markov.objective, markov.loss) == (peagle.objective, peagle.loss)
     assert (markov.head.train, markov.head.warm_start) == ("markov", peagle.run.out)

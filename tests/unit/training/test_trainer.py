@@ -96,6 +96,22 @@ def test_learning_by_heart_improves_acceptance(kind, world, tmp_path):
     assert len(meta["validation"]["acceptance"]) == 4
 
 
+def test_steps_fed_their_own_guesses_learn_too(world, tmp_path):
+    """Validation counts the same of the same weights: only drafts that were right are followed."""
+    target, store = world
+    forced = Trainer(recipe(tmp_path / "forced", "eagle3"), target, store)
+    config = recipe(tmp_path / "own", "eagle3", max_steps=40)
+    loss = replace(config.loss, reach=0.9, reach_by="hit")
+    objective = replace(config.objective, teacher_forcing=False)
+    own = Trainer(replace(config, objective=objective, loss=loss), target, store)
+    before = measure(own.step, own.vocab_map, own.validation, batch_rows=4).simulated_al
+    own.train()
+    forced.model.load_state_dict(own.model.state_dict())
+    counts = [measure(t.step, t.vocab_map, t.validation, batch_rows=4) for t in (own, forced)]
+    assert counts[0] == counts[1]
+    assert counts[0].simulated_al > before + 0.5
+
+
 @pytest.mark.parametrize("kind", ["eagle3", "peagle"])
 @pytest.mark.parametrize("by", ["overlap", "hit"])
 def test_overlap_loss_weighted_by_reach_learns_too(kind, by, world, tmp_path):

@@ -1,12 +1,15 @@
 """EAGLE-3's training-time test: the head is trained on its own output, `steps` deep (arXiv 2503.01840).
 
-Step s of every rollout runs at once: row a carries the token that is really next (teacher forcing) and the
-hidden state that step s - 1 gave for the SAME row, at RoPE position a + s. So row a of step s is slot (a, s).
+Step s of every rollout runs at once: row a carries the token that is really next (teacher forcing, as EAGLE's
+authors do) or what the head itself guessed at step s - 1, and the hidden state that step s - 1 gave for the
+SAME row, at RoPE position a + s. So row a of step s is slot (a, s).
 
     step 0   (x[a+1], fc(features[a]))   -> guess x[a+2], state h1[a]
     step 1   (x[a+2], h1[a])             -> guess x[a+3], state h2[a]   ...
 
-Gradients flow through the states of all steps; loss weights fall as decay^s.
+Gradients flow through the states of all steps; loss weights fall as decay^s. The teacher is the text's either
+way, so a row whose own guess was another token learns what follows the text's: what decoding never asks for,
+unless it is weighed down (`loss.reach`).
 """
 
 import torch
@@ -17,6 +20,7 @@ from eyas.drafters.eagle3.model import Eagle3Model
 from eyas.nn.attention import AttentionContext
 from eyas.nn.rollout import TTTContext
 from eyas.nn.staircase import StaircaseTTTContext, row_stairs
+from eyas.training.metrics import draft_argmax
 from eyas.training.rows import DraftRows
 from eyas.training.slots import Slots, make_slots
 
@@ -24,7 +28,8 @@ from eyas.training.slots import Slots, make_slots
 class Eagle3Objective:
     """Training-time test of `steps` steps; slots are [B, steps * n], step-major.
 
-    `staircase` chooses attention by ranges (nn/staircase.py) instead of masks.
+    `staircase` chooses attention by ranges (nn/staircase.py) instead of masks. With `guess_ids`, the target
+    ids int64 [Vd] of the draft ids, steps are fed the head's own guesses instead of the text's tokens.
     """
 
     mean_over_first_depth = True
@@ -36,8 +41,9 @@ class Eagle3Objective:
         depth_weights: tuple[float, ...] | None = None,
         *,
         staircase: bool = False,
+        guess_ids: Tensor | None = None,
     ) -> None:
-        self.num_depths, self.staircase = steps, staircase
+        self.num_depths, self.staircase, self.guess_ids = steps, staircase, guess_ids
         self.depth_weights = depth_weights or tuple(decay**step for step in range(steps))
 
     def slots(self, rows: DraftRows, *, seed: int, max_supervised: int) -> Slots:
@@ -63,10 +69,13 @@ class Eagle3Objective:
         )
         hidden = model.fuse(features)
         tokens = functional.pad(rows.tokens, (0, self.num_depths - 1))
-        outputs = []
+        outputs: list[Tensor] = []
         for step in range(self.num_depths):
-            embeddings = model.embed(tokens[:, step : step + n])
-            normed, hidden = model(embeddings, hidden, rows.positions + step, context)
+            fed = tokens[:, step : step + n]
+            if step and self.guess_ids is not None:
+                with torch.no_grad():
+                    fed = self.guess_ids[draft_argmax(outputs[-1], model.lm_head.weight)]
+            normed, hidden = model(model.embed(fed), hidden, rows.positions + step, context)
             outputs.append(normed)
         return torch.cat(outputs, dim=1)
 
