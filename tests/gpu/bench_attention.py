@@ -3,6 +3,7 @@
     python tests/gpu/bench_attention.py --seconds 40           the plans in use, with PDL, other cases
     python tests/gpu/bench_attention.py --model 8b             one model
     python tests/gpu/bench_attention.py --tune --seconds 90    the same, then other plans, best first
+    python tests/gpu/bench_attention.py --sides --seconds 60   a step's cases: both sides, asks
 
 Prints a JSON line per case as it goes, the most important first: 135m and 8b at context 1024. Kernels are
 compiled by other processes, all at once, in the order of the lines; no line is begun after --seconds, which
@@ -11,7 +12,8 @@ count the compilers in.
 Every figure is the microseconds of one layer among many in a CUDA graph, over caches that together do not fit
 in the L2 cache; median of the replays. It starts from qkv as projected: rotation, cache write and attention.
 torch's attention reads keys and values that are contiguous and rotated already, and writes none. `bits` says
-whether the last row is bit for bit what a program that walks all keys gives for it alone.
+whether the last row is bit for bit what a program that walks all keys gives for it alone, pairs on its side.
+--sides has the step's bound, a context that does not end with a chunk, and the time without the fold.
 """
 
 import argparse
@@ -55,16 +57,22 @@ class Case:
     batch: int
     rows: int
     context: int
+    bound: int | None = None
+    """Keys that the launch is sized for; None for the context."""
 
     @property
     def pairs(self) -> int:
         heads, kv_heads, _ = MODELS[self.model]
         return self.rows * heads // kv_heads
 
+    @property
+    def keys(self) -> int:
+        return self.bound or self.context
+
     def plan(self) -> Plan:
         _, kv_heads, head_dim = MODELS[self.model]
         processors = torch.cuda.get_device_properties(0).multi_processor_count
-        return CHOOSE(self.batch, kv_heads, self.pairs, self.context, torch.bfloat16, head_dim, processors)
+        return CHOOSE(self.batch, kv_heads, self.pairs, self.keys, torch.bfloat16, head_dim, processors)
 
 
 FIRST = [
@@ -74,6 +82,12 @@ LONG = [("8b", 8, 4096), ("8b", 1, 4096), ("0.5b", 1, 1024), ("0.5b", 64, 1024)]
 CASES = FIRST + [Case(model, batch, rows, context) for model, batch, context in LONG for rows in (1, 8)]
 CASES += [Case("8b", 64, 1, 4096), Case("135m", 1, 62, 1024), Case("8b", 1, 62, 1024)]
 CASES += [Case("8b", 1, 2048, 2048), Case("135m", 1, 2048, 2048), Case("8b", 1, 2048, 8192)]
+# Verification, draft and plain decoding of a step whose requests have some 1,024 keys.
+STEP = [
+    Case(model, batch, rows, 1088, 2048) for rows in (8, 14, 1) for model, batch in (("8b", 8), ("135m", 64))
+]
+STEP += [Case(model, batch, rows, 1088, 2048) for rows in (8, 1) for model, batch in (("8b", 1), ("8b", 64))]
+STEP += [Case("135m", 1, 8, 1088, 2048), Case("135m", 8, 8, 1088, 2048), Case("8b", 1, 1024, 1024)]
 
 
 class Bench:
@@ -95,15 +109,18 @@ class Bench:
         self.width = (self.heads + 2 * self.kv_heads) * self.head_dim
         self.qkv = self.normal((batch, most_rows, self.width))
         self.angles = torch.rand(2, batch, most_rows, self.head_dim // 2, device="cuda")
-        self.alone: torch.Tensor | None = None
+        self.alone: dict[bool, torch.Tensor] = {}
+        self.filled = False
 
     def prepare(self, plan: Plan) -> None:
         """Cache all rows, so that fewer rows find the others before them; keep what the last gives alone."""
-        if self.alone is None:
-            name = kind(plan, pdl="off")
+        name = kind(plan, pdl="off")
+        if not self.filled:
             checked(partial(self.forced(self.call(self.qkv.shape[1]), plan), 0), name)
+            self.filled = True
+        if plan.left not in self.alone:
             alone = checked(partial(self.forced(self.call(1), plan), 0), name)
-            self.alone = alone.view(len(self.table), self.heads, self.head_dim)
+            self.alone[plan.left] = alone.view(len(self.table), self.heads, self.head_dim)
 
     @staticmethod
     def normal(shape: tuple[int, ...]) -> torch.Tensor:
@@ -151,10 +168,10 @@ class Bench:
 
         return by_plan
 
-    def agrees(self, out: torch.Tensor) -> bool:
+    def agrees(self, out: torch.Tensor, *, left: bool) -> bool:
         """Whether the last row of every request has the bits that it has alone."""
         last = out.view(len(self.table), -1, self.heads, self.head_dim)[:, -1]
-        return torch.equal(last, self.alone)
+        return torch.equal(last, self.alone[left])
 
     def torchs(self, rows: int) -> Callable[[int], torch.Tensor]:
         """SDPA of the same rows; a full context for few rows, causal for a whole prompt."""
@@ -174,6 +191,11 @@ class Bench:
 
 
 WALK = Plan(block_m=32, state=0, splits=1, warps=4, stages=2)
+LEFT_WALK = Plan(block_m=64, state=0, splits=1, warps=4, stages=2, left=True)
+
+
+MOST_ROWS = 16
+"""Rows that every request of a case up to so many has at hand."""
 
 
 @lru_cache(maxsize=1)
@@ -201,15 +223,37 @@ def candidates(case: Case) -> list[Plan]:
     return list(dict.fromkeys(tried))
 
 
+def sides(case: Case) -> list[Plan]:
+    """The plan in use, the same with other asks, and plans with pairs on the left."""
+    base = case.plan()
+    _, kv_heads, _ = MODELS[case.model]
+    tried = [base, *(replace(base, ask=ask) for ask in ("state", "before") if base.state)]
+    tiles = case.batch * kv_heads * -(-case.pairs // 64)
+    units, chunks = -(-case.keys // UNIT), -(-case.keys // CHUNK)
+    if tiles > 100:
+        tried += [Plan(64, 0, 1, 4, stages, left=True) for stages in (2, 3, 4)]
+        tried += [Plan(64, 0, 1, 4, 3, left=True, ask="before")]
+    if tiles <= 300 and case.pairs <= 128:
+        for splits in dict.fromkeys((min(chunks, max(264 // tiles, 1)), min(chunks, max(396 // tiles, 1)))):
+            tried += [
+                Plan(64, CHUNK, splits, 4, 3, left=True, ask=ask) for ask in ("unit", "state", "before")
+            ]
+            tried += [Plan(64, CHUNK, splits, 4, 2, left=True, ask="before")]
+    if tiles * units <= 1100:
+        tried += [Plan(64, UNIT, units, 4, 2, left=True, ask=ask) for ask in ("unit", "before")]
+    return list(dict.fromkeys(tried))
+
+
 def kind(plan: Plan, *, pdl: Pdl) -> str:
     """What decides whether a plan's kernel can fault: all but the number of splits."""
     return short(replace(plan, splits=0)) + ("" if pdl == "off" else f" {pdl}")
 
 
 def short(plan: Plan) -> str:
-    """Form for a key: unit, chunk or walk, tile's pairs, splits, warps, stages."""
+    """Form for a key: unit, chunk or walk, tile's pairs, splits, warps, stages, side, what is asked for."""
     kind = {UNIT: "unit", CHUNK: "chunk", 0: "walk"}[plan.state]
-    return f"{kind} m{plan.block_m} x{plan.splits} w{plan.warps} st{plan.stages}"
+    more = (" left" if plan.left else "") + ("" if plan.ask == "unit" else f" {plan.ask}")
+    return f"{kind} m{plan.block_m} x{plan.splits} w{plan.warps} st{plan.stages}{more}"
 
 
 def compile_one(model: str, rows: int, plan: Plan, *, pdl: Pdl) -> None:
@@ -220,7 +264,7 @@ def compile_one(model: str, rows: int, plan: Plan, *, pdl: Pdl) -> None:
     Bench.normal = staticmethod(partial(torch.empty, device="cuda", dtype=torch.bfloat16))
     try:
         with torch.no_grad(), use_pdl(pdl):
-            bench = bench_of(model, 1, max(rows, 1024), max(rows, 8), 1)
+            bench = bench_of(model, 1, max(rows, 1024), max(rows, MOST_ROWS), 1)
             bench.forced(bench.call(rows), plan)(0)
     finally:
         JITFunction.run = run
@@ -254,7 +298,9 @@ class Line:
     def jobs(self) -> dict[tuple[str, int, str], Callable[[], None]]:
         """What to compile for it, by what tells kernels apart; the number of requests and of keys doesn't."""
         rows = self.case.rows
-        needed: list[tuple[int, Plan, Pdl]] = [(max(rows, 8), WALK, "off"), (1, WALK, "off")]
+        needed: list[tuple[int, Plan, Pdl]] = [(max(rows, MOST_ROWS), WALK, "off"), (1, WALK, "off")]
+        if any(plan.left for plan in self.tried):
+            needed += [(1, LEFT_WALK, "off")]
         needed += [(rows, plan, pdl) for pdl in self.pdl for plan in self.tried]
         return {
             (self.case.model, rows, kind(plan, pdl=pdl)): partial(
@@ -264,8 +310,10 @@ class Line:
         }
 
 
-def lines_of(model: str | None, *, tune: bool, extras: bool) -> list[Line]:
+def lines_of(model: str | None, *, tune: bool, extras: bool, of_sides: bool) -> list[Line]:
     """The plans in use for the first cases, without PDL, then with it; for the others; then other plans."""
+    if of_sides:
+        return [Line(case, tuple(sides(case)), ("late",)) for case in STEP if model in (None, case.model)]
     cases = [case for case in CASES if model in (None, case.model)]
     lines = [Line(case, (case.plan(),), (pdl,)) for pdl in PDL for case in cases if case in FIRST]
     lines += [Line(case, (case.plan(),), PDL) for case in cases if case not in FIRST]
@@ -274,15 +322,34 @@ def lines_of(model: str | None, *, tune: bool, extras: bool) -> list[Line]:
     return lines
 
 
+def without_fold(call: Callable[[int], torch.Tensor]) -> Callable[[int], torch.Tensor]:
+    """The same call, whose states nobody folds: what the second kernel costs."""
+
+    class Nothing:
+        def __getitem__(self, _: object) -> Callable[..., None]:
+            return lambda *_, **__: None
+
+    def half(layer: int) -> torch.Tensor:
+        fold, kernels.kernels.fold_kernel = kernels.kernels.fold_kernel, Nothing()
+        try:
+            return call(layer)
+        finally:
+            kernels.kernels.fold_kernel = fold
+
+    return half
+
+
 def measure(line: Line, bad: list[str]) -> dict[str, object]:
     """Time every plan of a line and compare its bits; `bad` plans are left out."""
     case, tried = line.case, line.tried
-    bench = bench_of(case.model, case.batch, case.context, max(case.rows, 8))
-    bench.prepare(next(plan for plan in (WALK, *tried) if kind(plan, pdl="off") not in bad))
+    bench = bench_of(case.model, case.batch, case.context, max(case.rows, MOST_ROWS))
+    for side in dict.fromkeys(plan.left for plan in tried):
+        walks = (LEFT_WALK if side else WALK, *(plan for plan in tried if plan.left == side))
+        bench.prepare(next(plan for plan in walks if kind(plan, pdl="off") not in bad))
     launches = min(max(bench.copies, 10), 40)
     rows_bytes = 2 * case.batch * case.rows * bench.width * 2
     floor = (bench.kv_bytes + rows_bytes) / READ_BYTES_A_SECOND * 1e6
-    call = bench.call(case.rows)
+    call = bench.call(case.rows, case.keys)
     figures: dict[str, float] = {}
     errors: dict[str, str] = {}
     for pdl in line.pdl:
@@ -293,7 +360,8 @@ def measure(line: Line, bad: list[str]) -> dict[str, object]:
                 continue
             forced = bench.forced(call, plan)
             with use_pdl(pdl):
-                same = bench.agrees(checked(partial(forced, 0), kind(plan, pdl=pdl)))
+                out = checked(partial(forced, 0), kind(plan, pdl=pdl))
+                same = bench.agrees(out, left=plan.left)
                 figures[name] = round(checked(partial(timed, forced, launches), kind(plan, pdl=pdl)), 2)
             if not same:
                 errors[name] = "other bits"
@@ -302,6 +370,23 @@ def measure(line: Line, bad: list[str]) -> dict[str, object]:
     if "off" in line.pdl:
         record |= {"us": figures.get(base), "torch_us": round(timed(bench.torchs(case.rows), launches), 2)}
     record |= {f"{pdl}_us": figures.get(f"{base} {pdl}") for pdl in line.pdl if pdl != "off"}
+    if case.bound:
+        best = min(
+            (plan for plan in tried if short(plan) + " late" in figures),
+            key=lambda plan: figures[short(plan) + " late"],
+        )
+        with use_pdl("late"):
+            record["best"], record["without_fold_us"] = (
+                short(best),
+                {
+                    short(plan): round(timed(without_fold(bench.forced(call, plan)), launches), 2)
+                    for plan in dict.fromkeys((tried[0], best))
+                    if plan.state
+                },
+            )
+        one, two = bench.alone.get(False), bench.alone.get(True)
+        if one is not None and two is not None:
+            record["sides_differ"] = round((one.float() - two.float()).abs().max().item(), 5)
     if line.extras:
         kernels.FUSE_ROTATION = False
         record["apart_us"] = round(timed(call, launches), 2)
@@ -326,11 +411,12 @@ def main() -> None:
     parser.add_argument(
         "--extras", action="store_true", help="also rotation apart, no prefetch, 4 times the bound"
     )
+    parser.add_argument("--sides", action="store_true", help="a step's cases: plans of both sides, late")
     parser.add_argument("--resume", help=argparse.SUPPRESS)
     options = parser.parse_args()
     # After a fault the process starts anew, without the plan that had it.
     state = json.loads(options.resume or json.dumps({"begin": time.time(), "done": 0, "bad": []}))
-    lines = lines_of(options.model, tune=options.tune, extras=options.extras)
+    lines = lines_of(options.model, tune=options.tune, extras=options.extras, of_sides=options.sides)
     workers = max(1, min(14, (os.cpu_count() or 2) - 2))
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
     jobs: dict[tuple[str, int, str], Future[None]] = {}

@@ -26,7 +26,8 @@ TILE = {"CHUNK": 256, "STATE": 64, "BLOCK_M": 32, "UNIFORM": True, "PDL": 1}
 TILE |= {"HAS_WINDOW": False, "HAS_TREE": False, "HAS_SINKS": False}
 ALL = {"HAS_WINDOW": True, "HAS_TREE": True, "HAS_SINKS": True}
 WAYS = {"PAGE_SIZE": 16, "BLOCK_N": 64, "BLOCK_R": 1, "ROTATE": False, "SPLIT": True}
-WAYS |= TILE | {"EXACT": False, "PREFETCH": True, "ASK_EARLY": True}
+WAYS |= TILE | {"EXACT": False, "ASK": attention.BEFORE.value, "LEFT": False, "BLOCK_Q": 32}
+LEFT = {"LEFT": True, "BLOCK_M": 64}
 WALK = {"SPLIT": False, "STATE": 256, "UNIFORM": False}
 
 CASES = {
@@ -34,15 +35,26 @@ CASES = {
     "rotated walk": (attention.attention_kernel, HEADS | WAYS | WALK | {"ROTATE": True, "BLOCK_R": 16}),
     "rotated walk of 16 pairs": (
         attention.attention_kernel,
-        HEADS | WAYS | WALK | {"ROTATE": True, "BLOCK_M": 16},
+        HEADS | WAYS | WALK | {"ROTATE": True, "BLOCK_M": 16, "BLOCK_Q": 16},
     ),
     "a program a chunk": (attention.attention_kernel, HEADS | WAYS | {"STATE": 256}),
-    "16 pairs": (attention.attention_kernel, HEADS | WAYS | {"BLOCK_M": 16, "ROTATE": True}),
+    "16 pairs": (attention.attention_kernel, HEADS | WAYS | {"BLOCK_M": 16, "BLOCK_Q": 16, "ROTATE": True}),
     "rotated": (attention.attention_kernel, HEADS | WAYS | {"ROTATE": True, "BLOCK_R": 16}),
+    "left walk": (attention.attention_kernel, HEADS | WAYS | WALK | LEFT),
+    "left walk of narrow heads": (
+        attention.attention_kernel,
+        SMALL | WAYS | WALK | LEFT | {"ROTATE": True, "BLOCK_R": 8},
+    ),
+    "left, a program a chunk": (
+        attention.attention_kernel,
+        HEADS | WAYS | LEFT | {"STATE": 256, "ROTATE": True, "BLOCK_R": 16, "BLOCK_Q": 64},
+    ),
+    "left, rotated": (attention.attention_kernel, HEADS | WAYS | LEFT | {"ROTATE": True, "BLOCK_Q": 16}),
+    "left, everything": (attention.attention_kernel, SMALL | WAYS | ALL | LEFT | {"ROTATE": True}),
     "everything": (attention.attention_kernel, SMALL | WAYS | ALL | {"ROTATE": True}),
     "float32": (
         attention.attention_kernel,
-        SMALL | WAYS | ALL | {"BLOCK_M": 16, "BLOCK_N": 32, "EXACT": True, "ROTATE": True},
+        SMALL | WAYS | ALL | {"BLOCK_M": 16, "BLOCK_Q": 16, "BLOCK_N": 32, "EXACT": True, "ROTATE": True},
     ),
     "second pass": (attention.fold_kernel, HEADS | TILE | ALL | {"BATCH": 32}),
     "second pass of chunks": (attention.fold_kernel, HEADS | TILE | {"STATE": 256, "BATCH": 8}),
@@ -50,9 +62,11 @@ CASES = {
         rotary._rotate_and_cache_kernel,
         SMALL | {"HAS_NORM": True, "BLOCK_HEADS": 16, "BLOCK_KV": 2, "PDL": 1},
     ),
-    "chain rows": (rows._rows_kernel, {"HAS_TREE": False, "BLOCK": 128}),
-    "tree rows": (rows._rows_kernel, {"HAS_TREE": True, "BLOCK": 128}),
+    "chain rows": (rows._rows_kernel, {"HAS_TREE": False, "REQUESTS": 0, "BLOCK": 128}),
+    "packed rows": (rows._rows_kernel, {"HAS_TREE": False, "REQUESTS": 64, "BLOCK": 32}),
+    "tree rows": (rows._rows_kernel, {"HAS_TREE": True, "REQUESTS": 0, "BLOCK": 128}),
     "norm": (norm._rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096, "PDL": 1}),
+    "norm of rows that count": (norm._rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096, "PDL": 1}),
 }
 
 
@@ -98,21 +112,32 @@ def test_compiles_and_fits(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize(
-    "name", ["walk", "a program a chunk", "rotated", "second pass", "norm", "rotation of normed heads"]
+    "name",
+    ["walk", "left walk", "a program a chunk", "rotated", "second pass", "norm", "rotation of normed heads"],
 )
 def test_a_kernel_waits_before_it_reads_and_lets_the_next_one_in(name, early):
     kernel, constants = CASES[name]
-    if kernel is attention.attention_kernel:
-        constants = constants | {"ASK_EARLY": early}
     ptx = _compile(kernel, constants | {"PDL": 2 if early else 1}, 3).asm["ptx"]
     start, wait = ptx.index("griddepcontrol.launch_dependents"), ptx.index("griddepcontrol.wait")
     assert (start < wait) == early
-    # Before it waits a kernel reads weights (of a norm) or pages that are only asked for; it writes nothing.
-    allowed = {"norm": 8}.get(name, 0) if kernel is not attention.attention_kernel else 4 * early
+    # Before it waits a kernel reads weights (of a norm) or pages and a limit to ask by; it writes nothing.
+    asks = kernel is attention.attention_kernel
+    allowed = {"norm": 8}.get(name, 0) if not asks else 7
     assert ptx[:wait].count("ld.global") <= allowed
     assert "st.global" not in ptx[:wait]
-    assert ("prefetch.global.L2" in ptx[:wait]) == (early and kernel is attention.attention_kernel)
+    assert ("prefetch.global.L2" in ptx[:wait]) == asks
     assert "st.global" in ptx[max(start, wait) :]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ask", [attention.NOTHING, attention.UNIT, attention.WHOLE])
+def test_nothing_is_asked_for_before_the_wait_unless_the_plan_says_so(ask):
+    constants = CASES["a program a chunk"][1] | {"ASK": ask.value}
+    ptx = _compile(attention.attention_kernel, constants, 3).asm["ptx"]
+    wait = ptx.index("griddepcontrol.wait")
+    assert "ld.global" not in ptx[:wait]
+    assert "prefetch" not in ptx[:wait]
+    assert ("prefetch.global.L2" in ptx) == (ask is not attention.NOTHING)
 
 
 @pytest.mark.slow

@@ -14,8 +14,9 @@ So all these give equal bits (paged_attention_plan.py says which is taken when):
     whole prompts   one program walks all keys of its tile and keeps the sums
 
 and rows of a chain verified together or decoded one by one do too. Products have keys, then the head's width,
-on the left side and pairs on the right: the instruction is the same for any number of rows. Trees put a row's
-own keys at other KV indices: their sums differ in order.
+on the left side and pairs on the right: the instruction is the same for any number of rows. (With
+`paged_attention_plan.LEFT`, off until it is measured, 64 pairs are on the left: other bits, as equal among
+themselves.) Trees put a row's own keys at other KV indices: their sums differ in order.
 
 (A number below 2^-126 of the peak is lost in one order and not in another; it is far below rounding.)
 
@@ -56,6 +57,7 @@ def paged_attention(
     window: int | None = None,
     tree_bits: Tensor | None = None,
     sinks: Tensor | None = None,
+    uniform: bool | None = None,
     memo: dict[Any, Any] | None = None,  # noqa: ARG001 - the reference's
 ) -> Tensor:
     """See eyas.kernels.reference.paged_attention.paged_attention. `memo` is of no use."""
@@ -72,6 +74,7 @@ def paged_attention(
         window=window,
         tree_bits=tree_bits,
         sinks=sinks,
+        uniform=uniform,
     )
 
 
@@ -129,6 +132,7 @@ def _attend(
     window: int | None = None,
     tree_bits: Tensor | None = None,
     sinks: Tensor | None = None,
+    uniform: bool | None = None,
 ) -> Tensor:
     """Attend queries [T, H, dh]; with `rotation` (cos, sin, slots) heads of fused rows [T, H + 2 KV, dh]."""
     device, (page_size, kv_heads, head_dim) = queries.device, key_cache.shape[1:]
@@ -155,8 +159,9 @@ def _attend(
     shape = {"NUM_HEADS": heads, "NUM_KV_HEADS": kv_heads, "HEAD_DIM": head_dim, "CHUNK": plans.CHUNK}
     shape |= {"STATE": state, "BLOCK_M": plan.block_m, "BLOCK_D": block_d}
     shape |= {"HAS_WINDOW": window is not None, "HAS_TREE": tree_bits is not None}
-    # Every request has max_rows rows at most.
-    shape |= {"HAS_SINKS": sinks is not None, "UNIFORM": len(queries) == requests * max_rows}
+    # Every request has max_rows rows at most; packed ones are followed by some that nobody has.
+    each = len(queries) == requests * max_rows and uniform is not False
+    shape |= {"HAS_SINKS": sinks is not None, "UNIFORM": each}
     bits = tree_bits if tree_bits is not None else visible
     sinks = sinks if sinks is not None else out
     kernels.attention_kernel[(kv_heads, tiles_each * plan.splits, requests)](
@@ -189,11 +194,12 @@ def _attend(
         PAGE_SIZE=page_size,
         BLOCK_N=plans.unit(queries.dtype),
         BLOCK_R=triton.next_power_of_2(max_rows) if rotation else 1,
+        BLOCK_Q=min(max(triton.next_power_of_2(pairs), 16), plan.block_m),
         ROTATE=rotation is not None,
         SPLIT=split,
         EXACT=queries.dtype == torch.float32,
-        PREFETCH=PREFETCH and device.type == "cuda",
-        ASK_EARLY=PREFETCH and device.type == "cuda" and pdl.asks(),
+        ASK=_asked(plan, device, window),
+        LEFT=plan.left,
         num_warps=plan.warps,
         num_stages=plan.stages,
         enable_fp_fusion=False,
@@ -221,6 +227,15 @@ def _attend(
             **pdl.options(small=True),
         )
     return out
+
+
+def _asked(plan: plans.Plan, device: torch.device, window: int | None) -> int:
+    """What a program asks L2 for (kernels.NOTHING, ...): hints, which the interpreter has no use for."""
+    kind: int = kernels.NOTHING.value
+    if PREFETCH and device.type == "cuda" and window is None:
+        ways = {"unit": kernels.UNIT, "state": kernels.WHOLE, "before": kernels.BEFORE}
+        kind = ways["before" if pdl.asks() else plan.ask].value
+    return kind
 
 
 def _processors(device: torch.device) -> int:

@@ -1,19 +1,32 @@
 """The kernels of paged_attention.py; the idea is told there.
 
 Legend: M pairs (row, head of the KV head's group) of a tile, N keys of a unit, D head width, R rows,
-STATE keys of a stored state (a unit or a chunk). Keys, then head width, are the left side of the products,
-which the hardware wants 64 high; pairs are the right one, which may be narrow.
+STATE keys of a stored state (a unit or a chunk). The left side of the products is what the hardware wants 64
+high. Without LEFT that is keys, then head width, and sums are [D, M]; pairs are the right side, which may be
+narrow. With LEFT it is 64 pairs, and sums are [M, D]: a pair's maximum and sum over keys stay in four threads
+and weights in registers, where the other way they go through shared memory. Other orders, so other bits.
 """
 # ruff: noqa: ANN001, ANN201, ANN202, FBT003, SIM108 - arguments get their types at the launch
 
 import triton
 import triton.language as tl
 
+from eyas.kernels.triton.paged_attention_loads import (
+    ask_for,
+    ask_state,
+    cache_rows,
+    keys_and_values,
+    own_rows,
+    pages,
+    queries,
+)
 from eyas.kernels.triton.pdl import EARLY, LATE, let_in, wait
-from eyas.kernels.triton.rotary import rotated
 
 NONE = tl.constexpr(-1e30)
 """Peak of no keys at all: finite, so that no difference of peaks is NaN."""
+
+# What a program asks L2 for: nothing, its first unit, its first state, that before the kernel before ends.
+NOTHING, UNIT, WHOLE, BEFORE = (tl.constexpr(kind) for kind in range(4))
 
 
 @triton.jit
@@ -81,14 +94,26 @@ def _sight(
 
 @triton.jit
 def _shrink(less, more):
-    """2^(less - more) of whole numbers less <= more, made from bits: exactly a power of two, or 0."""
-    exponent = tl.maximum(less - more, -127.0).to(tl.int32)
+    """2^(less - more) of whole numbers less <= more, made from bits: exactly a power of two, or 0.
+
+    Added to 1.5 * 2^23, a whole number stands in the low bits: conversions are slow.
+    """
+    exponent = (tl.maximum(less - more, -127.0) + 12582912.0).to(tl.int32, bitcast=True)
     return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _fold(peak, total, acc, more_peak, more_total, more_acc):
-    """Softmax state (peak [M], total [M], acc [D, M]) of two sets of keys.
+def _each(x, LEFT: tl.constexpr):
+    """Numbers of pairs [M] beside sums [M, D] or [D, M]."""
+    if LEFT:
+        return x[:, None]
+    else:  # noqa: RET505 - Triton follows one branch of a static if
+        return x[None, :]
+
+
+@triton.jit
+def _fold(peak, total, acc, more_peak, more_total, more_acc, LEFT: tl.constexpr):
+    """Softmax state (peak [M], total [M], acc [D, M] or [M, D]) of two sets of keys.
 
     Factors are powers of two, so only the sum itself rounds.
     """
@@ -96,21 +121,25 @@ def _fold(peak, total, acc, more_peak, more_total, more_acc):
     shrink = _shrink(peak, top)
     more_shrink = _shrink(more_peak, top)
     total = tl.fma(more_total, more_shrink, total * shrink)
-    acc = tl.fma(more_acc, more_shrink[None, :], acc * shrink[None, :])
+    acc = tl.fma(more_acc, _each(more_shrink, LEFT), acc * _each(shrink, LEFT))
     return top, total, acc
 
 
 @triton.jit
-def _nothing(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+def _nothing(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, LEFT: tl.constexpr):
     """State of no keys."""
     peak = tl.full([BLOCK_M], NONE, tl.float32)
-    return peak, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
+    if LEFT:
+        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    else:
+        acc = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
+    return peak, tl.zeros([BLOCK_M], tl.float32), acc
 
 
 @triton.jit
 def _store_out(
     out_ptr, sinks_ptr, token, head, live, peak, total, acc, NUM_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, HAS_SINKS: tl.constexpr, LEFT: tl.constexpr,
 ):  # fmt: skip
     """Divide by the sum of weights, a sink's included, and write the tile."""
     if HAS_SINKS:
@@ -118,13 +147,14 @@ def _store_out(
         top = tl.maximum(peak, tl.ceil(sink))
         shrink = _shrink(peak, top)
         total = tl.fma(total, shrink, tl.exp2(sink - top))
-        acc = acc * shrink[None, :]
-    out = acc / tl.where(total > 0, total, 1.0)[None, :]
+        acc = acc * _each(shrink, LEFT)
+    out = acc / _each(tl.where(total > 0, total, 1.0), LEFT)
     d = tl.arange(0, BLOCK_D)
+    row = _each((token * NUM_HEADS + head) * HEAD_DIM, LEFT)
     tl.store(
-        out_ptr + (token[None, :] * NUM_HEADS + head[None, :]) * HEAD_DIM + d[:, None],
+        out_ptr + row + _each(d, not LEFT),
         out.to(out_ptr.dtype.element_ty),
-        mask=live[None, :] & (d < HEAD_DIM)[:, None],
+        mask=_each(live, LEFT) & _each(d < HEAD_DIM, not LEFT),
     )
 
 
@@ -212,152 +242,69 @@ def _fold_stored(
     _store_out(
         out_ptr, sinks_ptr, (begin + pair // GROUP).to(tl.int64), kv_head * GROUP + pair % GROUP,
         tl.arange(0, 1) < end - first, nought + top, nought + total, acc[:, None], NUM_HEADS, HEAD_DIM,
-        BLOCK_D, HAS_SINKS,
+        BLOCK_D, HAS_SINKS, False,
     )  # fmt: skip
-
-
-@triton.jit
-def _own_rows(
-    qkv_ptr, cos_ptr, sin_ptr, token, live, kv_head, row_stride, NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Rotated keys and values [R, D] of one KV head of the request's own rows token [R]."""
-    d = tl.arange(0, BLOCK_D)
-    where = token * row_stride + (NUM_HEADS + kv_head) * HEAD_DIM
-    value_at = (where + NUM_KV_HEADS * HEAD_DIM)[:, None] + d[None, :]
-    value = tl.load(qkv_ptr + value_at, mask=live[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
-    key = rotated(
-        qkv_ptr, where, token, live, cos_ptr, sin_ptr, cos_ptr, 0.0, False, HEAD_DIM, BLOCK_D,
-    )  # fmt: skip
-    return key, value
-
-
-@triton.jit
-def _cache_rows(
-    key_cache_ptr, value_cache_ptr, slot, kv_head, key, value, NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Write keys and values [R, D] to the cache at slot [R], but where it is -1.
-
-    Every program that may read such a row writes it: all write the same bits, and nobody has to wait for
-    another one.
-    """
-    d = tl.arange(0, BLOCK_D)
-    mask = (slot >= 0)[:, None] & (d < HEAD_DIM)[None, :]
-    goal = (slot * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
-    tl.store(key_cache_ptr + goal, key, mask=mask)
-    tl.store(value_cache_ptr + goal, value, mask=mask)
-    tl.debug_barrier()
-
-
-@triton.jit
-def _pages(pages_ptr, start, last, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Pages [N] of the keys from `start` on."""
-    key_index = start + tl.arange(0, BLOCK_N)
-    return tl.load(pages_ptr + key_index // PAGE_SIZE, mask=key_index < last, other=0)
-
-
-@triton.jit
-def _keys_and_values(
-    key_cache_ptr, value_cache_ptr, page, kv_head, start, last, PAGE_SIZE: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Keys and values [N, D] of the unit that begins at key `start`; both loads are under way together."""
-    d = tl.arange(0, BLOCK_D)
-    key_index = start + tl.arange(0, BLOCK_N)
-    slot = page.to(tl.int64) * PAGE_SIZE + key_index % PAGE_SIZE
-    at = (slot * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
-    mask = (key_index < last)[:, None] & (d < HEAD_DIM)[None, :]
-    key = tl.load(key_cache_ptr + at, mask=mask, other=0.0)
-    value = tl.load(value_cache_ptr + at, mask=mask, other=0.0)
-    return key, value
 
 
 @triton.jit
 def _unit(
-    query, key, value, start, visible, bits, low, last, scale, window, BLOCK_N: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr, EXACT: tl.constexpr,
+    query, key, value, start, visible, bits, low, last, least, sure, scale, window, BLOCK_N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr, EXACT: tl.constexpr, LEFT: tl.constexpr,
 ):  # fmt: skip
     """The state (peak, total, acc) of the keys [start, start + N).
 
-    The peak is a whole number, so that folding multiplies by powers of two.
+    The peak is a whole number, so that folding multiplies by powers of two. `least` [M] is the lowest that it
+    may be: of pairs that see nothing, too high for any weight. All others see the keys before `sure`.
     """
-    key_index = start + tl.arange(0, BLOCK_N)
-    allowed = key_index[:, None] < visible[None, :]
-    if HAS_WINDOW:
-        allowed &= key_index[:, None] >= low[None, :] - window
-    if HAS_TREE:
-        own = key_index[:, None] - visible[None, :]
-        bit = (bits[None, :] >> tl.minimum(tl.maximum(own, 0), 62).to(tl.int64)) & 1
-        allowed |= (own >= 0) & (own < 63) & (bit == 1) & (key_index < last)[:, None]
-    if EXACT:
-        scores = tl.dot(key, tl.trans(query), input_precision="ieee")
+    KEYS: tl.constexpr = 1 if LEFT else 0
+    if LEFT:
+        scores = _dot(query, tl.trans(key), EXACT)
     else:
-        scores = tl.dot(key, tl.trans(query))
-    scores = tl.where(allowed, scores, float("-inf"))
-    peak = tl.maximum(tl.ceil(tl.max(scores, 0) * scale), NONE)
-    weights = tl.exp2(tl.fma(scores, scale, -peak[None, :]))
-    total = tl.sum(weights, 0)
-    if EXACT:
-        acc = tl.dot(tl.trans(value), weights, input_precision="ieee")
+        scores = _dot(key, tl.trans(query), EXACT)
+    if HAS_WINDOW or HAS_TREE or not LEFT:
+        masked = True
     else:
-        acc = tl.dot(tl.trans(value), weights.to(value.dtype))
+        masked = start + BLOCK_N > sure
+    if masked:
+        key_index = _each(start + tl.arange(0, BLOCK_N), not LEFT)
+        allowed = key_index < _each(visible, LEFT)
+        if HAS_WINDOW:
+            allowed &= key_index >= _each(low - window, LEFT)
+        if HAS_TREE:
+            own = key_index - _each(visible, LEFT)
+            bit = (_each(bits, LEFT) >> tl.minimum(tl.maximum(own, 0), 62).to(tl.int64)) & 1
+            allowed |= (own >= 0) & (own < 63) & (bit == 1) & (key_index < last)
+        scores = tl.where(allowed, scores, float("-inf"))
+    peak = tl.maximum(tl.ceil(tl.max(scores, KEYS) * scale), least)
+    weights = tl.exp2(tl.fma(scores, scale, _each(-peak, LEFT)))
+    total = tl.sum(weights, KEYS)
+    if LEFT:
+        acc = _dot(weights.to(value.dtype), value, EXACT)
+    else:
+        acc = _dot(tl.trans(value), weights.to(value.dtype), EXACT)
     return peak, total, acc
 
 
 @triton.jit
-def _ask(
-    key_cache_ptr, value_cache_ptr, page, kv_head, start, PAGE_SIZE: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, COUNT: tl.constexpr,
-):  # fmt: skip
-    """Ask L2 for COUNT keys and values from `start` on, in pages page [COUNT], and don't wait."""
-    LINES: tl.constexpr = (HEAD_DIM + 63) // 64
-    slot = page.to(tl.int64) * PAGE_SIZE + (start + tl.arange(0, COUNT)) % PAGE_SIZE
-    at = (slot * NUM_KV_HEADS + kv_head) * HEAD_DIM
-    for line in tl.static_range(LINES):
-        for side in tl.static_range(2):
-            address = (value_cache_ptr if side else key_cache_ptr) + at + line * 64
-            tl.inline_asm_elementwise(
-                "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-                "=r,l",
-                [address.to(tl.int64, bitcast=True)],
-                dtype=tl.int32,
-                is_pure=False,
-                pack=1,
-            )
-
-
-@triton.jit
-def _ask_early(
-    key_cache_ptr, value_cache_ptr, pages_ptr, kv_head, start, num_keys, num_cache_pages,
-    PAGE_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
-):  # fmt: skip
-    """Ask for a state's keys and values before the kernel that comes before has ended.
-
-    The table may be about to change: pages are read past L1, clamped, and used for nothing else.
-    """
-    key_index = start + tl.arange(0, STATE)
-    page = tl.load(
-        pages_ptr + key_index // PAGE_SIZE, mask=key_index < num_keys, other=0, cache_modifier=".cg"
-    )
-    page = tl.minimum(tl.maximum(page, 0), num_cache_pages - 1)
-    _ask(
-        key_cache_ptr, value_cache_ptr, page, kv_head, start, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, STATE
-    )  # fmt: skip
+def _dot(left, right, EXACT: tl.constexpr):
+    if EXACT:
+        return tl.dot(left, right, input_precision="ieee")
+    else:  # noqa: RET505 - Triton follows one branch of a static if
+        return tl.dot(left, right)
 
 
 @triton.jit
 def _store_state(
     acc_ptr, peak_ptr, total_ptr, at, live, several, peak, total, acc, BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_D: tl.constexpr, LEFT: tl.constexpr,
 ):  # fmt: skip
     """Store a state for the fold; a tile's only state is the whole and stays where it is."""
     if several:
         goal = at + tl.arange(0, BLOCK_M)
         tl.store(peak_ptr + goal, peak, mask=live)
         tl.store(total_ptr + goal, total, mask=live)
-        goal = goal[None, :] * BLOCK_D + tl.arange(0, BLOCK_D)[:, None]
-        tl.store(acc_ptr + goal, acc, mask=live[None, :])
+        goal = _each(goal * BLOCK_D, LEFT) + _each(tl.arange(0, BLOCK_D), not LEFT)
+        tl.store(acc_ptr + goal, acc, mask=_each(live, LEFT))
 
 
 # Whether these are multiples of 16 changes nothing, and shall not cost a compilation.
@@ -372,10 +319,10 @@ def attention_kernel(
     scale, query_stride, page_stride, num_pages, num_cache_pages, window, max_rows, splits, max_states,
     kept_pairs, PAGE_SIZE: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_Q: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
     HAS_TREE: tl.constexpr, HAS_SINKS: tl.constexpr, UNIFORM: tl.constexpr, ROTATE: tl.constexpr,
-    SPLIT: tl.constexpr, EXACT: tl.constexpr, PREFETCH: tl.constexpr, ASK_EARLY: tl.constexpr,
-    PDL: tl.constexpr,
+    SPLIT: tl.constexpr, EXACT: tl.constexpr, ASK: tl.constexpr, LEFT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: a KV head, a tile of a request's pairs, and its states split, split + splits, ...
 
@@ -389,42 +336,42 @@ def attention_kernel(
     pages_ptr = page_table_ptr + request.to(tl.int64) * page_stride
     num_keys = num_pages * PAGE_SIZE
     let_in(PDL, EARLY)
-    if ASK_EARLY:
-        _ask_early(
-            key_cache_ptr, value_cache_ptr, pages_ptr, kv_head, split * STATE, num_keys, num_cache_pages,
-            PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, STATE,
+    GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    if ASK == BEFORE:
+        begin, rows = _requests_rows(q_start_ptr, request, max_rows, UNIFORM)
+        ask_state(
+            key_cache_ptr, value_cache_ptr, pages_ptr, visible_ptr + begin, kv_head, split * STATE, num_keys,
+            num_cache_pages, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, STATE,
         )  # fmt: skip
     wait(PDL)
-    GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     begin, rows = _requests_rows(q_start_ptr, request, max_rows, UNIFORM)
+    if ASK == WHOLE:
+        ask_state(
+            key_cache_ptr, value_cache_ptr, pages_ptr, visible_ptr + begin, kv_head, split * STATE, num_keys,
+            num_cache_pages, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, STATE,
+        )  # fmt: skip
     pair = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     token = (begin + pair // GROUP).to(tl.int64)
     if SPLIT and not HAS_WINDOW:
         # Asked for beside the limits; masked by what is certain.
-        page = _pages(pages_ptr, split * STATE, num_keys, PAGE_SIZE, BLOCK_N)
+        page = pages(pages_ptr, split * STATE, num_keys, PAGE_SIZE, BLOCK_N)
     if ROTATE:
         own = tl.arange(0, BLOCK_R)
         own_token = (begin + own).to(tl.int64)
         own_slot = tl.load(slots_ptr + own_token, mask=own < rows, other=-1)
         own_visible = tl.load(visible_ptr + own_token, mask=own < rows, other=2147483647)
-        own_key, own_value = _own_rows(
+        own_key, own_value = own_rows(
             query_ptr, cos_ptr, sin_ptr, own_token, own < rows, kv_head, query_stride, NUM_HEADS,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_D,
         )  # fmt: skip
     head = kv_head * GROUP + pair % GROUP
-    d = tl.arange(0, BLOCK_D)
-    where = token * query_stride + head * HEAD_DIM
-    there = pair // GROUP < rows
-    if ROTATE:
-        query = rotated(
-            query_ptr, where, token, there, cos_ptr, sin_ptr, cos_ptr, 0.0, False, HEAD_DIM, BLOCK_D,
-        )  # fmt: skip
-    else:
-        mask = there[:, None] & (d < HEAD_DIM)[None, :]
-        query = tl.load(query_ptr + where[:, None] + d[None, :], mask=mask, other=0.0)
-    if PREFETCH and SPLIT and not HAS_WINDOW:
+    query = queries(
+        query_ptr, cos_ptr, sin_ptr, begin, rows, tile * BLOCK_M, kv_head, query_stride, GROUP, HEAD_DIM,
+        BLOCK_M, BLOCK_Q, BLOCK_D, ROTATE,
+    )  # fmt: skip
+    if ASK == UNIT and SPLIT and not HAS_WINDOW:
         # On their way while queries are rotated and rows are cached.
-        _ask(
+        ask_for(
             key_cache_ptr, value_cache_ptr, page, kv_head, split * STATE, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM,
             BLOCK_N,
         )  # fmt: skip
@@ -436,60 +383,65 @@ def attention_kernel(
         return
     at = (first + split) * STATE
     if not (SPLIT and not HAS_WINDOW):
-        page = _pages(pages_ptr, at, last, PAGE_SIZE, BLOCK_N)
+        page = pages(pages_ptr, at, last, PAGE_SIZE, BLOCK_N)
     if ROTATE:
         lowest_own = tl.min(tl.where(own_slot >= 0, own_visible, 2147483647))
         newest = first + split + tl.maximum(end - first - 1 - split, 0) // splits * splits
         # A row's KV index is visible - 1, or visible and more in a tree.
         if (newest + 1) * STATE >= lowest_own:
-            _cache_rows(
+            cache_rows(
                 key_cache_ptr, value_cache_ptr, own_slot, kv_head, own_key, own_value, NUM_KV_HEADS, HEAD_DIM,
                 BLOCK_D,
             )  # fmt: skip
-    peak, total, acc = _nothing(BLOCK_M, BLOCK_D)
+    least = tl.where((visible == 0) & live, -NONE, NONE)
+    sure = tl.min(tl.where((visible > 0) & live, visible, 2147483647))
+    if HAS_TREE:
+        least = tl.full([BLOCK_M], NONE, tl.float32)
+    peak, total, acc = _nothing(BLOCK_M, BLOCK_D, LEFT)
     if SPLIT:
         place = ((request * (tl.num_programs(1) // splits) + tile) * NUM_KV_HEADS + kv_head).to(tl.int64)
         for state in range(first + split, end, splits):
             at = state * STATE
-            peak, total, acc = _nothing(BLOCK_M, BLOCK_D)
+            peak, total, acc = _nothing(BLOCK_M, BLOCK_D, LEFT)
             for start in range(at, tl.minimum(at + STATE, last), BLOCK_N):
-                key, value = _keys_and_values(
+                key, value = keys_and_values(
                     key_cache_ptr, value_cache_ptr, page, kv_head, start, last, PAGE_SIZE, NUM_KV_HEADS,
                     HEAD_DIM, BLOCK_N, BLOCK_D,
                 )  # fmt: skip
                 # Of the next unit: of this program's next state after the last one of this.
                 skip = tl.where(start + BLOCK_N == at + STATE, (splits - 1) * STATE, 0)
-                page = _pages(pages_ptr, start + BLOCK_N + skip, last, PAGE_SIZE, BLOCK_N)
+                page = pages(pages_ptr, start + BLOCK_N + skip, last, PAGE_SIZE, BLOCK_N)
                 more_peak, more_total, more = _unit(
-                    query, key, value, start, visible, bits, low, last, scale, window, BLOCK_N,
-                    HAS_WINDOW, HAS_TREE, EXACT,
+                    query, key, value, start, visible, bits, low, last, least, sure, scale, window, BLOCK_N,
+                    HAS_WINDOW, HAS_TREE, EXACT, LEFT,
                 )  # fmt: skip
-                peak, total, acc = _fold(peak, total, acc, more_peak, more_total, more)
+                peak, total, acc = _fold(peak, total, acc, more_peak, more_total, more, LEFT)
             _store_state(
                 acc_ptr, peak_ptr, total_ptr, (place * max_states + state) * kept_pairs, live,
-                end - first > 1, peak, total, acc, BLOCK_M, BLOCK_D,
+                end - first > 1, peak, total, acc, BLOCK_M, BLOCK_D, LEFT,
             )  # fmt: skip
     else:
         whole_peak, whole_total, whole = peak, total, acc
         for start in range(at, last, BLOCK_N):
-            key, value = _keys_and_values(
+            key, value = keys_and_values(
                 key_cache_ptr, value_cache_ptr, page, kv_head, start, last, PAGE_SIZE, NUM_KV_HEADS,
                 HEAD_DIM, BLOCK_N, BLOCK_D,
             )  # fmt: skip
-            page = _pages(pages_ptr, start + BLOCK_N, last, PAGE_SIZE, BLOCK_N)
+            page = pages(pages_ptr, start + BLOCK_N, last, PAGE_SIZE, BLOCK_N)
             more_peak, more_total, more = _unit(
-                query, key, value, start, visible, bits, low, last, scale, window, BLOCK_N, HAS_WINDOW,
-                HAS_TREE, EXACT,
+                query, key, value, start, visible, bits, low, last, least, sure, scale, window, BLOCK_N,
+                HAS_WINDOW, HAS_TREE, EXACT, LEFT,
             )  # fmt: skip
-            peak, total, acc = _fold(peak, total, acc, more_peak, more_total, more)
+            peak, total, acc = _fold(peak, total, acc, more_peak, more_total, more, LEFT)
             if (start + BLOCK_N) % CHUNK == 0:
-                whole_peak, whole_total, whole = _fold(whole_peak, whole_total, whole, peak, total, acc)
-                peak, total, acc = _nothing(BLOCK_M, BLOCK_D)
-        peak, total, acc = _fold(whole_peak, whole_total, whole, peak, total, acc)
+                whole_peak, whole_total, whole = _fold(whole_peak, whole_total, whole, peak, total, acc, LEFT)
+                peak, total, acc = _nothing(BLOCK_M, BLOCK_D, LEFT)
+        peak, total, acc = _fold(whole_peak, whole_total, whole, peak, total, acc, LEFT)
     let_in(PDL, LATE)
     if (not SPLIT) or end - first <= 1:
         _store_out(
             out_ptr, sinks_ptr, token, head, live, peak, total, acc, NUM_HEADS, HEAD_DIM, BLOCK_D, HAS_SINKS,
+            LEFT,
         )  # fmt: skip
 
 
