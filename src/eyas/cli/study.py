@@ -21,6 +21,9 @@ def command(
     part: Annotated[
         str, typer.Option(help="2/8: of those every eighth from the second on, for a process a GPU.")
     ] = "1/1",
+    together: Annotated[
+        int, typer.Option(min=1, help="Variants in turn, step by step: they ask the target once for all.")
+    ] = 1,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps of each variant.")] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Stop cleanly after so long; the same command goes on.")
@@ -64,6 +67,7 @@ def command(
             _Opener(device),
             deadline=None if minutes is None else started + 60 * minutes,
             keep_heads=keep_heads,
+            together=together,
             say=lambda line: notes.print(line, markup=False),
         )
     rows, text = _report(out, notes)

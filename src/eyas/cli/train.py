@@ -90,13 +90,14 @@ def open_trainer(
 ) -> Any:
     """Load what a recipe (TrainConfig) names, and the Trainer over it; nothing is written yet.
 
-    `loaded` keeps targets and stores for the next call.
+    `loaded` keeps targets, stores and packed rows for the next call.
     """
     from eyas.data.store import TokenStore
     from eyas.data.template import ChatTemplate
     from eyas.targets.load import load_target
     from eyas.training.trainer import Trainer
 
+    shared = None if loaded is None else loaded.setdefault("shared", {})
     loaded = {} if loaded is None else loaded
     if config.data.store not in loaded:
         loaded[config.data.store] = TokenStore.load(Path(config.data.store))
@@ -122,6 +123,7 @@ def open_trainer(
         display=display,
         evaluate=_evaluator(config, target) if config.decoding.prompts else None,
         world=world,
+        shared=shared,
     )
 
 

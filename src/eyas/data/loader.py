@@ -15,7 +15,7 @@ Every epoch shuffles documents (and so which of them share a row) from (seed, ep
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,10 @@ from eyas.data.store import TokenStore
 
 MIN_TOKENS = 3
 """Shortest useful piece: one draft row reads two tokens and predicts the third."""
+KEPT_EPOCHS = 2
+"""Epochs on the device that loaders share."""
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,16 @@ def pack_rows(
     )
 
 
+def once(shared: dict[Any, Any] | None, key: Any, make: Callable[[], Made]) -> Made:
+    """`make()`, or what it made the last time where `shared` has it under `key`."""
+    if shared is None:
+        return make()
+    if key not in shared:
+        shared[key] = make()
+    made: Made = shared[key]
+    return made
+
+
 class RowLoader:
     """Endless batches of packed rows; `state` says which comes next and may be set to resume."""
 
@@ -157,9 +171,12 @@ class RowLoader:
         seed: int,
         device: torch.device | str = "cpu",
         with_source: bool = False,
+        shared: dict[Any, Any] | None = None,
     ) -> None:
-        self.with_source = with_source
-        self.store, self.documents, self.mask = store, documents, store.mask
+        """`shared` keeps the mask and the newest epochs for other loaders that are given the same one."""
+        self.with_source, self.shared = with_source, shared
+        self.store, self.documents = store, documents
+        self.mask = once(shared, ("mask", store.manifest["hash"]), lambda: store.mask)
         self.seq_len, self.batch_rows, self.seed, self.device = seq_len, batch_rows, seed, device
         self.state = LoaderState()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="pack")
@@ -178,11 +195,22 @@ class RowLoader:
         """All rows of an epoch on the device; the next epoch is packed in the background meanwhile."""
         if self._rows is None or self._rows[0] != epoch:
             self._rows = None
+            if self.shared is not None:
+                self._rows = (epoch, self._shared_rows(epoch, self.shared))
+                return self._rows[1]
             future = self._packed.pop(epoch, None)
             rows = future.result() if future is not None else self._pack(epoch)
             self._rows = (epoch, _to(rows, self.device))
             self._packed = {epoch + 1: self._worker.submit(self._pack, epoch + 1)}
         return self._rows[1]
+
+    def _shared_rows(self, epoch: int, shared: dict[Any, Any]) -> Batch:
+        kept: dict[Any, Batch] = shared.setdefault("epochs", {})
+        place = (self.store.manifest["hash"], self.documents.tobytes(), str(self.device), self.with_source)
+        key = (*place, self.seq_len, self.batch_rows, self.seed, epoch)
+        while key not in kept and len(kept) >= KEPT_EPOCHS:
+            del kept[next(iter(kept))]
+        return once(kept, key, lambda: _to(self._pack(epoch), self.device))
 
     def batches_per_epoch(self, epoch: int = 0) -> int:
         """Whole batches of an epoch; rows left over wait for another epoch's shuffle."""

@@ -96,12 +96,20 @@ class TrainStep:
         self.clock = Clock(device)
         self.depth_weights = torch.tensor(objective.depth_weights, device=device)
         self._capture: Any = compile_fixed(capture) if compiled else capture
+        self.capture_held_out: CaptureFn = capture
+        """What validation asks the target with."""
         masked = isinstance(objective, PEagleObjective) and not objective.staircase
         # Inductor's backward of those masks is wrong on CUDA: gradients 10^4 times too large (torch 2.11).
         eager = masked and device.type == "cuda"
         self._forward: Any = compile_fixed(self._draft) if compiled and not eager else self._draft
         self._part: Any = compile_fixed(self._draft_part) if compiled else self._draft_part
         self._chunk: Any = compile_fixed(chunk_loss) if compiled else chunk_loss
+
+    @property
+    def capture_fn(self) -> CaptureFn:
+        """How it asks the target."""
+        function: CaptureFn = self._capture
+        return function
 
     def capture_with(self, function: CaptureFn) -> None:
         """Take what the target knows from elsewhere than its forward."""

@@ -15,7 +15,7 @@ Length, validation, log and checkpoints are the study's business (`_managed`) an
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from eyas.config import load_config
@@ -54,6 +54,10 @@ class StudyConfig:
     """Times that each variant is validated, evenly spread: points of its curve."""
     depths: int = 7
     """Drafts at which all variants are validated, whatever they were trained for."""
+    against: dict[str, str] = field(default_factory=dict)
+    """Group -> variant that it is held against and drawn with, where that is not the baseline."""
+    checkpoints: bool = True
+    """Off for short variants: one that was stopped begins anew."""
     overrides: tuple[str, ...] = ()
     variants: dict[str, tuple[str, ...] | VariantSection]
 
@@ -62,10 +66,13 @@ class StudyConfig:
             raise ConfigError("steps, validations and depths must be at least 1")
         if not self.variants:
             raise ConfigError("variants: there are none")
-        for name in (self.baseline, *self.beside):
+        for name in (self.baseline, *self.beside, *self.against.values()):
             if name is not None and name not in self.variants:
-                raise ConfigError(f"baseline, beside: there is no variant {name!r}")
+                raise ConfigError(f"baseline, beside, against: there is no variant {name!r}")
         groups = {name.partition("/")[0] for name in self.variants if "/" in name}
+        for group in self.against:
+            if group not in groups:
+                raise ConfigError(f"against: there is no group {group!r}")
         for name in self.variants:
             if not NAME.fullmatch(name):
                 raise ConfigError(
@@ -132,7 +139,7 @@ def _managed(study: StudyConfig, out: Path) -> list[str]:
         "run.schedule_by=steps",
         f"run.log_every={log}",
         f"run.validate_every={validate}",
-        f"run.checkpoint_every={validate}",
+        f"run.checkpoint_every={validate if study.checkpoints else 0}",
         f"run.validate_depths={study.depths}",
         "run.keep_checkpoints=1",
         "run.write=last",

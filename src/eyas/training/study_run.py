@@ -1,4 +1,4 @@
-"""Runs a study's variants one after another in one process; what is finished is skipped, the rest goes on.
+"""Runs a study's variants, one or a few at a time; what is finished is skipped, the rest goes on.
 
     out/study.json               question, baseline, order of the variants
     out/NAME/variant.json        state (running, finished, failed), resolved recipe, sizes
@@ -14,7 +14,7 @@ import gc
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from eyas.training.config import TrainConfig
 from eyas.training.display import QuietDisplay
 from eyas.training.study import Plan, Study
 from eyas.training.study_records import collect
+from eyas.training.study_together import SharedCapture, in_turn
 from eyas.training.trainer import Paused, Trainer
 
 OpenTrainer = Callable[[TrainConfig, Any], Trainer]
@@ -61,9 +62,12 @@ def run_study(
     *,
     deadline: float | None = None,
     keep_heads: bool = False,
+    together: int = 1,
     say: Say = print,
 ) -> bool:
     """Run `plans` to their ends, or until time.monotonic() passes `deadline`; whether all are finished.
+
+    So many of them `together`, in turn, step by step (study_together.py).
 
     Raises ConfigError where `out` holds a variant of the same name that was trained otherwise.
     """
@@ -75,17 +79,23 @@ def run_study(
             say(f"{plan.name}: finished before")
     _allow_recompilation([plan.config for plan in waiting])
     complete = True
-    for plan in waiting:
+    asked = SharedCapture()
+    for first in range(0, len(waiting), together):
         if deadline is not None and time.monotonic() >= deadline:
-            say(f"{plan.name}: no time left; the same command goes on from here")
+            say(f"{waiting[first].name}: no time left; the same command goes on from here")
             return False
+        runs: list[_Run] = []
         try:
-            complete &= _run(plan, out, open_trainer, deadline, keep_heads=keep_heads, say=say)
-        except Paused as pause:
-            say(str(pause))
-            return False
+            for plan in waiting[first : first + together]:
+                runs.append(_Run(plan, out, open_trainer, deadline, keep_heads=keep_heads, say=say))
+                asked.join(runs[-1].trainer)
+            in_turn([run.steps() for run in runs])
         finally:
+            states = [run.close() for run in runs]
             collect(out)
+        complete &= all(state == "finished" for state in states)
+        if "running" in states:
+            return False
     return complete
 
 
@@ -132,55 +142,68 @@ def _is_finished(plan: Plan, out: Path) -> bool:
     return bool(state == "finished")
 
 
-def _run(
-    plan: Plan,
-    out: Path,
-    open_trainer: OpenTrainer,
-    deadline: float | None,
-    *,
-    keep_heads: bool,
-    say: Say,
-) -> bool:
-    """Train one variant; False if it failed."""
-    folder = out / plan.name
-    make_folder(folder)
-    steps = plan.config.run.max_steps
-    assert steps is not None
-    trainer = open_trainer(plan.config, StudyDisplay(plan.name, steps, say))
-    trainer.deadline = deadline
-    about = {
-        "variant": plan.name,
-        "state": "running",
-        "num_trained_parameters": trainer.facts["num_trained_parameters"],
-        "draft_vocab_coverage": trainer.facts["draft_vocab_coverage"],
-        "steps_per_epoch": trainer.batches_per_epoch / plan.config.run.accumulation,
-        "device": device_name(trainer.target.device),
-        "torch": torch.__version__,
-        "identity": identity(plan.config),
-        "recipe": to_plain(plan.config),
-    }
-    write_json(folder / "variant.json", about)
-    try:
-        trainer.train()
-    except Paused:
-        raise
-    except (EyasError, RuntimeError) as error:
-        if not isinstance(error, EyasError) and not out_of_memory(error):
-            raise
-        say(f"{plan.name}: failed: {error}")
-        write_json(folder / "variant.json", about | {"state": "failed", "error": str(error)})
-        return False
-    finally:
-        del trainer
+class _Run:
+    """One variant while it is trained."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        out: Path,
+        open_trainer: OpenTrainer,
+        deadline: float | None,
+        *,
+        keep_heads: bool,
+        say: Say,
+    ) -> None:
+        self.plan, self.folder, self.keep_heads, self.say = plan, out / plan.name, keep_heads, say
+        make_folder(self.folder)
+        steps = plan.config.run.max_steps
+        assert steps is not None
+        trainer: Trainer = open_trainer(plan.config, StudyDisplay(plan.name, steps, say))
+        trainer.deadline = deadline
+        self.trainer, self.state = trainer, "running"
+        self.about = {
+            "variant": plan.name,
+            "num_trained_parameters": trainer.facts["num_trained_parameters"],
+            "draft_vocab_coverage": trainer.facts["draft_vocab_coverage"],
+            "steps_per_epoch": trainer.batches_per_epoch / plan.config.run.accumulation,
+            "device": device_name(trainer.target.device),
+            "torch": torch.__version__,
+            "identity": identity(plan.config),
+            "recipe": to_plain(plan.config),
+        }
+        self._write("running")
+
+    def _write(self, state: str, **more: str) -> None:
+        self.state = state
+        write_json(self.folder / "variant.json", self.about | {"state": state, **more})
+
+    def steps(self) -> Iterator[int]:
+        """Train, a step at a time; a variant that fails or pauses only ends."""
+        try:
+            yield from self.trainer.steps()
+        except Paused as pause:
+            self.say(str(pause))
+            return
+        except (EyasError, RuntimeError) as error:
+            if not isinstance(error, EyasError) and not out_of_memory(error):
+                raise
+            self.say(f"{self.plan.name}: failed: {error}")
+            self._write("failed", error=str(error))
+            return
+        self._write("finished")
+        shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+        if not self.keep_heads:
+            for name in ("model.safetensors", "config.json"):
+                (self.folder / name).unlink(missing_ok=True)
+
+    def close(self) -> str:
+        """Give the trainer's memory back; the state that the variant is left in."""
+        del self.trainer
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    write_json(folder / "variant.json", about | {"state": "finished"})
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    if not keep_heads:
-        for name in ("model.safetensors", "config.json"):
-            (folder / name).unlink(missing_ok=True)
-    return True
+        return self.state
 
 
 def _allow_recompilation(configs: list[TrainConfig]) -> None:

@@ -14,7 +14,7 @@ import copy
 import platform
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from eyas.core.device import device_name
 from eyas.core.errors import ConfigError, DataError, EyasError
 from eyas.data.features import FeatureStore
 from eyas.data.files import write_bytes
-from eyas.data.loader import Batch, LoaderState, RowLoader, pack_rows, split_documents
+from eyas.data.loader import Batch, LoaderState, RowLoader, once, pack_rows, split_documents
 from eyas.data.store import TokenStore
 from eyas.data.vocab_count import count_tokens
 from eyas.drafters.artifact import make_model, save_head
@@ -82,7 +82,9 @@ class Trainer:
         display: Display | None = None,
         evaluate: Evaluate | None = None,
         world: World | None = None,
+        shared: dict[Any, Any] | None = None,
     ) -> None:
+        """`shared` keeps what trainers over one store need alike: its counts and packed rows."""
         self.config, self.target, self.store = config, target, store
         self.world = world or World()
         self.display = display if display is not None and self.world.is_main else QuietDisplay()
@@ -108,7 +110,7 @@ class Trainer:
                 f"{config.data.store}: made for a vocabulary of {store.manifest['vocab_size']}, "
                 f"the target has {target.config.vocab_size}"
             )
-        self.counts = count_tokens(store)
+        self.counts = once(shared, ("counts", store.manifest["hash"]), lambda: count_tokens(store))
         resident = self._allocated()
         self.model, self.vocab_map, self.coverage = build_head(config, target, self.counts, template_ids)
         self.facts = describe(self.model, self.coverage)
@@ -137,6 +139,7 @@ class Trainer:
             seed=config.run.seed,
             device=target.device,
             with_source=config.data.features is not None,
+            shared=shared,
         )
         self.batches_per_epoch = self.loader.batches_per_epoch()
         self.total_steps = self._total_steps()
@@ -197,6 +200,12 @@ class Trainer:
 
     def train(self) -> Path:
         """Run to the end of the recipe (or on from the newest checkpoint); returns the head's folder."""
+        for _ in self.steps():
+            pass
+        return self.out
+
+    def steps(self) -> Iterator[int]:
+        """`train`, handing out the number of each step before it is logged: for several trainers in turn."""
         run, identity = self.config.run, fingerprint(to_plain(self.config), self.store.manifest["hash"])
         checkpoints = self.out / "checkpoints"
         self._resume(checkpoints, identity)
@@ -211,6 +220,7 @@ class Trainer:
             while not self._finished():
                 self.advance(window)
                 step = self.state.step
+                yield step
                 if step % run.log_every == 0:
                     self._record(log, self._summary(window))
                     window = self.new_window()
@@ -226,7 +236,7 @@ class Trainer:
                 self._validate(log)
             if run.checkpoint_every:
                 self._checkpoint(checkpoints, identity, window)
-            return self._finish(log, checkpoints)
+            self._finish(log, checkpoints)
         finally:
             self.display.stop()
             if log is not None:
@@ -497,7 +507,7 @@ class Trainer:
 
     # -- the end ----------------------------------------------------------------------------------------
 
-    def _finish(self, log: Log | None, checkpoints: Path) -> Path:
+    def _finish(self, log: Log | None, checkpoints: Path) -> None:
         best = best_checkpoint(checkpoints) if self.config.run.write == "best" else None
         if best is not None:
             load_weights(best[0], self.model, self.world, averaged=self.average is not None)
@@ -526,13 +536,12 @@ class Trainer:
         del meta["target"], meta["decoding"]
         plain = self._plain_model()
         if log is None:
-            return self.out
+            return
         self._save(plain, meta, self.out)
         if self.evaluate is not None:
             meta["decoding"] = self.evaluate(self.out)
             log.write({"kind": "decoding", "step": self.state.step, "result": meta["decoding"]})
             self._save(plain, meta, self.out)
-        return self.out
 
     def _plain_model(self) -> Eagle3Model:
         """The head with whole weights; with several processes a copy, made only on rank 0. All must call."""

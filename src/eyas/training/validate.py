@@ -4,7 +4,7 @@ import torch
 
 from eyas.core.vocab_map import VocabMap
 from eyas.data.loader import Batch, slice_rows
-from eyas.training.capture import capture
+from eyas.training.capture import Captured
 from eyas.training.metrics import AcceptanceCount, draft_argmax, on_grid
 from eyas.training.parallel import World
 from eyas.training.rows import draft_rows, teacher_rows
@@ -31,7 +31,7 @@ def _measure_batch(step: TrainStep, vocab_map: VocabMap, batch: Batch, count: Ac
     target, model, objective = step.target, step.model, step.objective
     rows = draft_rows(batch)
     slots = objective.all_slots(rows)
-    captured = capture(target.decoder, batch, model.config.aux_layers)
+    captured: Captured = step.capture_held_out(target.decoder, batch, model.config.aux_layers)
     normed = step.draft(Prepared(batch, rows, slots, slots.anchors.numel()), captured)
     normed, head_weight = step.output(normed, rows, slots)
     choices = teacher_rows(captured.choices)

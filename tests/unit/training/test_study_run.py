@@ -124,6 +124,58 @@ def test_a_folder_of_another_variant_is_refused(opener, store, tmp_path):
         run_study(study, study.plans, out, opener, say=str)
 
 
+def test_variants_in_turn_train_as_if_alone_and_ask_the_target_once(target, store, tmp_path, monkeypatch):
+    variants = VARIANTS | {"ttt/1": ["objective.ttt_steps=1"], "seed/1": ["run.seed=1"]}
+    path = write_study(tmp_path, store, variants=variants)
+    asked = []
+    forward = type(target.decoder).forward
+
+    def counting(self, ids, *rest, **more):
+        asked.append(tuple(ids.shape))
+        return forward(self, ids, *rest, **more)
+
+    monkeypatch.setattr(type(target.decoder), "forward", counting)
+    found, times = {}, {}
+    for together in (1, 5):
+        out, shared = tmp_path / str(together), {}
+        study = load_study(path, out)
+
+        def opener(config, display, shared=shared if together > 1 else None):
+            return Trainer(config, target, TokenStore.load(store), display=display, shared=shared)
+
+        asked.clear()
+        assert run_study(study, study.plans, out, opener, keep_heads=True, together=together, say=str)
+        found[together], times[together] = timeless(collect(out)), len(asked)
+    assert found[1] == found[5]
+    for name in variants:
+        one, other = (tmp_path / run / name / "model.safetensors" for run in ("1", "5"))
+        assert one.read_bytes() == other.read_bytes()
+    # Six steps of five variants, three of which train on the same batches; validation rows once for all.
+    assert times[1] == 5 * 6 + 2
+    assert times[5] == 3 * 6 + 2
+
+
+def test_one_that_fails_leaves_the_others_of_its_turn(opener, store, tmp_path):
+    def breaking(config, display):
+        trainer = opener(config, display)
+        if config.run.out.endswith("base"):
+            with torch.no_grad():
+                trainer.parameters[0].fill_(float("nan"))
+        return trainer
+
+    study, out = load_study(write_study(tmp_path, store), tmp_path / "out"), tmp_path / "out"
+    assert not run_study(study, study.plans, out, breaking, together=3, say=str)
+    states = {n: json.loads((out / n / "variant.json").read_text())["state"] for n in VARIANTS}
+    assert states == {"base": "failed", "data/1of4": "finished", "peagle": "finished"}
+
+
+def test_without_checkpoints_a_stopped_variant_begins_anew(opener, store, tmp_path):
+    study = load_study(write_study(tmp_path, store, checkpoints=False), tmp_path)
+    assert {plan.config.run.checkpoint_every for plan in study.plans} == {0}
+    assert run_study(study, study.plans, tmp_path, opener, say=str)
+    assert not list(tmp_path.glob("*/checkpoints"))
+
+
 @pytest.mark.slow
 def test_a_study_that_pauses_again_and_again_ends_with_the_same_records(opener, store, tmp_path):
     path = write_study(tmp_path, store)
