@@ -31,6 +31,10 @@ ApiKey = Annotated[
     str | None, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="Key for the endpoint.")
 ]
 Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Requests at once to the endpoints.")]
+RequestRate = Annotated[
+    float | None,
+    typer.Option("--requests-per-minute", min=1e-3, help="To each endpoint at most; no limit unless given."),
+]
 MaxNumSeqs = Annotated[int | None, typer.Option("--max-num-seqs", min=1, help="Requests decoded at once.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda; cuda where there is one.")]
 DtypeOption = Annotated[

@@ -14,6 +14,7 @@ from eyas.cli.data_options import (
     EndpointModel,
     Json,
     MaxNumSeqs,
+    RequestRate,
     TargetOption,
     TemplateOption,
     bulk_engine,
@@ -74,6 +75,7 @@ def command(
     model: EndpointModel = "",
     api_key: ApiKey = None,
     concurrency: Concurrency = 32,
+    requests_per_minute: RequestRate = None,
     max_num_seqs: MaxNumSeqs = None,
     template_option: TemplateOption = None,
     device: DeviceOption = None,
@@ -114,7 +116,11 @@ def command(
         from eyas.data.endpoint import EndpointAnswerer
 
         answerer = EndpointAnswerer(
-            urls=tuple(endpoint), model=model, api_key=api_key, concurrency=concurrency
+            urls=tuple(endpoint),
+            model=model,
+            api_key=api_key,
+            concurrency=concurrency,
+            requests_per_minute=requests_per_minute,
         )
         generate = answerer.continuing(loaded.tokenizer, template.user_end_id())
         about |= {"endpoint_model": model}

@@ -15,6 +15,7 @@ from eyas.cli.data_options import (
     Json,
     MaxNumSeqs,
     OptionalTarget,
+    RequestRate,
     TemplateOption,
     bulk_engine,
     chat_template,
@@ -40,6 +41,7 @@ def command(
     model: EndpointModel = "",
     api_key: ApiKey = None,
     concurrency: Concurrency = 32,
+    requests_per_minute: RequestRate = None,
     temperatures: Annotated[str, typer.Option(help="temperature:share, ...")] = "0:0.7,0.7:0.3",
     samples: Annotated[
         int,
@@ -114,6 +116,7 @@ def command(
             model=model,
             api_key=api_key,
             concurrency=concurrency,
+            requests_per_minute=requests_per_minute,
             template_options=options,
         )
         if template is not None and follow_ups:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from toy_tokenizer import END, toy_tokenizer
 
 from eyas.core.errors import DataError
 from eyas.data.build import build_store
-from eyas.data.endpoint import EndpointAnswerer
+from eyas.data.endpoint import EndpointAnswerer, Pace
 from eyas.data.regenerate import IdAnswerer, regenerate
 from eyas.data.regenerate_dialog import RegenerateConfig
 from eyas.data.sources import Prompt
@@ -263,6 +264,70 @@ def test_refused_requests_are_left_out_and_earlier_turns_stay(tmp_path):
     assert answerer.num_refused == 2
     assert "HTTP 400: too long" in answerer.refusal
     assert all(body["chat_template_kwargs"] == {"enable_thinking": False} for body in bodies)
+
+
+@contextmanager
+def serving(handler):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_endpoints_that_fail_hand_their_requests_to_the_others(tmp_path):
+    """One is gone, one is busy for long and says so; the third answers everything, at its own pace."""
+    busy, times = [], []
+
+    class Busy(Handler):
+        def do_POST(self):
+            busy.append(time.monotonic())
+            self.send_response(503)
+            self.send_header("Retry-After", "600")
+            self.end_headers()
+
+    class Paced(Handler):
+        fail, seen, refuses = 0, [], staticmethod(lambda _body: False)
+
+        def do_POST(self):
+            times.append(time.monotonic())
+            super().do_POST()
+
+    with serving(Busy) as one, serving(Paced) as other:
+        answerer = EndpointAnswerer(
+            urls=("http://127.0.0.1:9/v1", one, other), model="m", backoff=0.0, requests_per_minute=1200
+        )
+        answerer._paces[one].wait = lambda: None  # nobody sits the 600 seconds out
+        manifest = regenerate(PROMPTS, answerer, tmp_path, RegenerateConfig(), about={})
+    assert manifest["num_answers"] == 20
+    assert busy
+    assert answerer._paces[one]._next > time.monotonic() + 500
+    assert len(times) == 20
+    assert times[-1] - times[0] >= 0.9 * 19 * 60 / 1200  # sleep may end a little early
+    with pytest.raises(DataError, match="requests_per_minute=0: it must be positive"):
+        EndpointAnswerer(urls=(), model="m", requests_per_minute=0)
+
+
+def test_turns_come_evenly_and_wait_for_who_asks_to():
+    clock, slept = [100.0], []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        clock[0] += seconds
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("eyas.data.endpoint.time.monotonic", lambda: clock[0])
+        patch.setattr("eyas.data.endpoint.time.sleep", sleep)
+        pace = Pace(30)
+        pace.wait()
+        pace.wait()
+        clock[0] += 1.5
+        pace.wait()
+        pace.hold(7)
+        pace.wait()
+    assert slept == [0.0, 2.0, 0.5, 7.0]
 
 
 def config_params():
