@@ -15,7 +15,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 MOST_SHARED_BYTES = 227 * 1024
 TYPES = {
-    "*i32": ("page_table", "q_start", "visible"),
+    "*i32": ("page_table", "q_start", "visible", "live"),
     "*i64": ("tree_bits", "slots", "positions", "start", "counts", "depths", "bits", "bits_out"),
     "*fp32": ("cos", "sin", "cos_out", "sin_out", "sinks", "acc", "peak", "total"),
 }
@@ -65,7 +65,7 @@ CASES = {
     "chain rows": (rows._rows_kernel, {"HAS_TREE": False, "REQUESTS": 0, "BLOCK": 128}),
     "packed rows": (rows._rows_kernel, {"HAS_TREE": False, "REQUESTS": 64, "BLOCK": 32}),
     "tree rows": (rows._rows_kernel, {"HAS_TREE": True, "REQUESTS": 0, "BLOCK": 128}),
-    "norm": (norm._rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096, "PDL": 1}),
+    "norm": (norm._rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096, "PDL": 1, "live_ptr": None}),
     "norm of rows that count": (norm._rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096, "PDL": 1}),
 }
 

@@ -230,6 +230,37 @@ def test_the_cut_does_not_change_bits(name):
             assert torch.equal(result, results[0])
 
 
+LIVE_CUTS = {
+    "loop": _cut(),
+    "splits side by side": _cut(splits=3, parallel=True),
+    "copy engine": _cut(tma=True),
+    "parts": _cut(parts=4),
+    "gated": _cut(),
+}
+
+
+@pytest.mark.parametrize("name", LIVE_CUTS)
+@pytest.mark.gpu
+def test_blocks_of_rows_past_those_that_count_are_left_out(name):
+    """The rows that count keep their bits; others are not even written."""
+    from eyas.kernels.triton import linear as kernels
+
+    gated = name == "gated"
+    problem = _problem(40, 72, 24, torch.float32)
+    x, weight = problem["x"], problem["weight"]
+    ends = {} if gated else {"bias": problem["bias"], "residual": problem["residual"]}
+    ends |= {"norm_weight": problem["norm_weight"], "eps": 1e-3, "gated": gated}
+    whole = torch.empty(40, 12 if gated else 24, device=DEVICE)
+    kernels.launch(LIVE_CUTS[name], x, weight, whole, **ends)
+    for live in (0, 17, 90):
+        count = torch.tensor([live], dtype=torch.int32, device=DEVICE)
+        some = torch.full_like(whole, 7.0)
+        kernels.launch(LIVE_CUTS[name], x, weight, some, **ends, live=count)
+        assert not any(ring.any() for ring in kernels._counters.values())
+        assert torch.equal(some[:live], whole[:live])
+        assert (some[live:] == 7.0).all()
+
+
 @pytest.mark.parametrize("cut", CUTS["parts"], ids=str)
 @pytest.mark.gpu
 def test_parts_are_the_same_k_and_added_in_order(cut):
@@ -348,6 +379,23 @@ def test_a_gated_row_has_the_same_bits_in_any_batch(name, normed):
         torch.testing.assert_close(alone.double(), exact, atol=3e-2, rtol=2e-2)
         for rows in ROW_COUNTS:
             assert torch.equal(call(problem["x"][:rows])[:4], alone[:rows]), f"{rows} rows"
+
+
+@pytest.mark.parametrize("name", ["8b qkv", "8b down", "135m qkv", "135m down"])
+@ON_GPU_ONLY
+@pytest.mark.gpu
+def test_rows_that_count_have_the_bits_of_all_rows(name):
+    out, size = REAL[name]
+    problem = _problem(896, size, out, torch.bfloat16)
+    norm = {"norm_weight": problem["norm_weight"], "eps": 1e-5}
+    with torch.no_grad():
+        whole = dispatch.linear(problem["x"], problem["weight"], residual=problem["residual"], **norm)
+        for live in (1, 128, 300, 620, 896):
+            x, residual = problem["x"].clone(), problem["residual"].clone()
+            x[live:], residual[live:] = float("nan"), float("nan")
+            count = torch.tensor([3, live], dtype=torch.int32, device=DEVICE)[1:]
+            got = dispatch.linear(x, problem["weight"], residual=residual, live=count, **norm)
+            assert torch.equal(got[:live], whole[:live]), f"{live} rows"
 
 
 @pytest.mark.parametrize("rows", [8, 64, 512])

@@ -62,6 +62,7 @@ def _compile(kernel, constants, tiles, absent, tma=False):
 
     constants = constants | dict.fromkeys(absent)
     types = {"partial_ptr": "*fp32", "arrived_ptr": "*i32", "index_ptr": "*i32", "eps": "fp32"}
+    types["live_ptr"] = "*i32"
     if tma:
         types["x_ptr"] = f"tensordesc<bf16[{tiles.block_rows},{tiles.block_k}]>"
         types["weight_ptr"] = f"tensordesc<bf16[{tiles.block_out},{tiles.block_k}]>"
@@ -69,7 +70,8 @@ def _compile(kernel, constants, tiles, absent, tma=False):
     for place, name in enumerate(kernel.arg_names):
         default = "*bf16" if name.endswith("_ptr") else "i32"
         signature[name] = "constexpr" if name in constants else types.get(name, default)
-        if signature[name].startswith("*") or name == "x_stride":
+        # The count is a number in the middle of a tensor.
+        if (signature[name].startswith("*") and name != "live_ptr") or name == "x_stride":
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages, "enable_fp_fusion": False}
@@ -124,7 +126,9 @@ def test_parts_in_turn_fit_and_use_the_instruction_of_their_width(kind, out, siz
     constants = {"OUT": out, "K": size, "BLOCK_OUT": tiles.block_out, "BLOCK_ROWS": tiles.block_rows}
     constants |= {"PARTS": tiles.parts, "GATED": kind == "gated", "ORDERED": True}
     constants |= {"PDL": pdl, "PREFETCH": 16 if pdl == EARLY.value else 0}
+    # Past 128 rows they may be packed.
     absent = ["bias_ptr", *([] if kind == "linear" else ["residual_ptr"])]
+    absent += [] if rows > 128 and not pdl else ["live_ptr"]
     compiled = _compile(parts_kernel, constants, tiles, absent)
     assert _stack_bytes(compiled, tmp_path) == 0
     # Two programs an SM, if there are as many.
@@ -157,7 +161,7 @@ def test_a_part_of_one_product_is_not_folded_into_the_sum():
     added = []
     for ordered in (False, True):
         compiled = _compile(
-            parts_kernel, constants | {"ORDERED": ordered}, tiles, ["bias_ptr", "residual_ptr"]
+            parts_kernel, constants | {"ORDERED": ordered}, tiles, ["bias_ptr", "residual_ptr", "live_ptr"]
         )
         added.append(len(re.findall(r"add\.(?:rn\.)?f32", compiled.asm["ptx"])))
     assert added[0] == 0 < added[1]
@@ -174,6 +178,7 @@ def test_a_looped_product_fits_and_uses_its_instruction(kind, out, size, rows, p
     kernel, absent = linear_kernels.max_kernel, []
     if kind != "head":
         kernel, absent = linear_kernels.linear_kernel, ["bias_ptr"]
+        absent += [] if rows > 128 and pdl != EARLY.value else ["live_ptr"]
         absent += [] if tiles.parallel else ["partial_ptr", "arrived_ptr"]
         length = tiles.length(size)
         # A split of one step would be folded into the sum before it, which rounds otherwise.

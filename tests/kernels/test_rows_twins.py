@@ -29,19 +29,29 @@ def table(requests, pages):
     return (torch.randperm(requests * pages) + 1).view(requests, pages).int().to(DEVICE)
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("requests", [1, 3, 130])
 @pytest.mark.parametrize("rows", [1, 5])
 @gpu
-def test_chain_rows(requests, rows):
+def test_chain_rows(requests, rows, packed):
     torch.manual_seed(requests)
     # Starts run past the table and past max_position.
     start = torch.randint(0, 30, (requests,)).to(DEVICE)
     counts = torch.randint(0, rows + 1, (requests,)).to(DEVICE)
     pages = table(requests, 6)
-    want, got = both(lambda: dispatch.chain_rows(start, counts, pages, rows, 4, 27))
+    want, got = both(lambda: dispatch.chain_rows(start, counts, pages, rows, 4, 27, packed=packed))
     assert (want.slots == -1).any()
     for name, one, two in zip(want._fields, want, got, strict=True):
         assert one is two if one is None else torch.equal(one, two) and one.dtype == two.dtype, name
+
+
+@gpu
+def test_packed_rows_are_the_rows_that_count_and_then_the_others():
+    start, counts = torch.tensor([4, 9, 2], device=DEVICE), torch.tensor([2, 0, 3], device=DEVICE)
+    for got in both(lambda: dispatch.chain_rows(start, counts, table(3, 6), 3, 4, 20, packed=True)):
+        assert got.q_start.tolist() == [0, 2, 2, 5]
+        assert got.positions.tolist() == [4, 5, 2, 3, 4, 6, 9, 10, 11]
+        assert got.visible.tolist() == [5, 6, 3, 4, 5, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("first", [0, 3])

@@ -157,6 +157,44 @@ def test_expand_and_newest(rows, extra, depths, normed, dtype):
         torch.testing.assert_close(other, one, **(TOLERANCE[dtype] if normed else exact))
 
 
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("extra", "depths"), [(None, 0), (0, 0), (3, 0), (3, 2)])
+@pytest.mark.gpu
+def test_packed_rows_are_the_rows_that_count(extra, depths, normed, backend):
+    """Bit for bit those of the unpacked layout, request after request, from features to the guessing rows."""
+    generator = torch.Generator().manual_seed(3)
+
+    def number(*shape):
+        return torch.randn(shape, generator=generator).to(DEVICE)
+
+    size, num_requests, rows = 24, 5, 4
+    tokens = torch.randint(0, 9, (num_requests, rows), generator=generator).to(DEVICE)
+    counts = torch.tensor([2, 4, 1, 1, 3], device=DEVICE)
+    mask = (
+        None if extra is None else MaskRow(7, number(size), number(*((depths, size) if depths else (size,))))
+    )
+    options = {"mask": mask, "extra": extra or 0, "normed_residual": normed}
+    hidden = number(num_requests * rows, size)
+    given = (number(9, size), number(size), number(size), 1e-5)
+    each = [rows + (extra or 0)] * num_requests
+    with use_backend(backend):
+        packed_hidden, starts = dispatch_step.pack(hidden, counts)
+        assert starts.tolist() == [0, 2, 6, 7, 8, 11]
+        assert starts.dtype == torch.int32
+        kept = [part[:count] for part, count in zip(hidden.split(rows), counts.tolist(), strict=True)]
+        assert torch.equal(packed_hidden[:11], torch.cat(kept))
+        plain = dispatch_step.expand(tokens, counts, hidden, *given, **options)
+        packed = dispatch_step.expand(tokens, counts, packed_hidden, *given, **options, packed=True)
+        q_start = torch.nn.functional.pad((counts + options["extra"]).cumsum(0), (1, 0)).int()
+        for one, other in zip(plain, packed, strict=True):
+            live = (counts + options["extra"]).tolist()
+            kept = [part[:count] for part, count in zip(one.split(each), live, strict=True)]
+            assert torch.equal(other[: sum(live)], torch.cat(kept))
+        newest = dispatch_step.newest(plain[1], counts, 1 + options["extra"])
+        assert torch.equal(dispatch_step.newest(packed[1], counts, 1 + options["extra"], q_start), newest)
+
+
 @pytest.mark.parametrize("shared", [True, False], ids=["one storage", "a tensor a layer"])
 @pytest.mark.gpu
 def test_move_nodes(shared):

@@ -59,6 +59,8 @@ class ForwardBatch:
     """Largest value in `visible` (a bound is enough); sizes loops, never results."""
     uniform_rows: int | None = None
     """R where every request has exactly R rows, else None."""
+    packed: bool = False
+    """Whether rows q_start[B] .. T - 1 are left over and belong to nobody."""
     tree_bits: Tensor | None = None
     """int64 [T]: for tree rows, which KV indices past `visible` are seen: bit j = index visible + j, j < 63.
     The row's `visible` then counts only the committed prefix (0 is possible); the nodes on its path, itself

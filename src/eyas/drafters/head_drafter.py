@@ -18,6 +18,8 @@ from eyas.nn.paged import PagedContext, uniform_batch
 
 FEW_ROWS = 16
 """Up to here a product takes as long as for one row: the narrowest tile that reads weights at full speed."""
+PACKED_ROWS = 128
+"""Past these, rows that count are packed to the front and products leave out blocks of the others."""
 
 
 class HeadDrafter(ABC):
@@ -80,7 +82,15 @@ class HeadDrafter(ABC):
         assert committed.features is not None, "a head reads the target's hidden states"
         return self.model.fuse(committed.features).flatten(0, 1)
 
-    def _batch(self, committed: Committed, token_ids: Tensor, start: Tensor, counts: Tensor) -> ForwardBatch:
+    def _batch(
+        self,
+        committed: Committed,
+        token_ids: Tensor,
+        start: Tensor,
+        counts: Tensor,
+        *,
+        packed: bool = False,
+    ) -> ForwardBatch:
         """Causal rows token_ids [B, rows] from `start`; rows past `counts` write and see nothing."""
         assert self._cache is not None, "bind() comes before the first call"
         return uniform_batch(
@@ -91,6 +101,7 @@ class HeadDrafter(ABC):
             page_size=self._cache.page_size,
             max_position=committed.max_position,
             max_visible=committed.max_visible or self._max_visible,
+            packed=packed,
         )
 
     def _run(
@@ -111,27 +122,49 @@ class HeadDrafter(ABC):
         inputs, residual = self.model.expand(tokens, counts, hidden, mask, extra)
         return self.model.run(inputs, residual, batch.positions, PagedContext(self._cache, batch), keep)
 
-    def _run_newest(
+    def _run_newest(self, committed: Committed, mask: MaskRow | None = None, extra: int = 0) -> Tensor:
+        """Run the head over the committed rows and `extra` more of each request, which `mask` fills.
+
+        Returns the newest committed row and those after it, [B, 1 + extra, D]. The last layer multiplies no
+        other rows, unless all are so few that it takes as long.
+        """
+        num_requests, rows = committed.tokens.shape
+        # Only its shape is read: the tokens are laid out by `expand`.
+        shape = committed.tokens.new_empty(num_requests, rows + extra)
+        packed = _packs(shape)
+        counts = committed.counts + extra if extra else committed.counts
+        batch = self._batch(committed, shape, committed.start, counts, packed=packed)
+        q_start = batch.q_start if packed else None
+
+        def newest(rows: Tensor) -> Tensor:
+            return dispatch_step.newest(rows, committed.counts, 1 + extra, q_start)
+
+        few = batch.token_ids.numel() <= FEW_ROWS
+        keep = None if few else newest
+        if packed:
+            hidden = self._run_packed(batch, committed, mask, extra, keep)
+        else:
+            fused = self._fused(committed)
+            hidden = self._run(batch, committed.tokens, committed.counts, fused, mask, extra, keep)
+        return newest(hidden) if few else hidden
+
+    def _run_packed(
         self,
         batch: ForwardBatch,
         committed: Committed,
-        num_rows: int,
-        mask: MaskRow | None = None,
-        extra: int = 0,
+        mask: MaskRow | None,
+        extra: int,
+        keep: Callable[[Tensor], Tensor] | None,
     ) -> Tensor:
-        """Run the head: [B, num_rows, D] of the newest committed row and those after it.
-
-        The last layer multiplies no other rows, unless all are so few that it takes as long.
-        """
-
-        def newest(rows: Tensor) -> Tensor:
-            return dispatch_step.newest(rows, committed.counts, num_rows)
-
-        few = batch.token_ids.numel() <= FEW_ROWS
-        fused = self._fused(committed)
-        keep = None if few else newest
-        hidden = self._run(batch, committed.tokens, committed.counts, fused, mask, extra, keep)
-        return newest(hidden) if few else hidden
+        """As `_run`, without the rows of rejected drafts, from the features on; the same bits."""
+        assert self._cache is not None
+        assert committed.features is not None, "a head reads the target's hidden states"
+        features, starts = dispatch_step.pack(committed.features.flatten(0, 1), committed.counts)
+        fused = self.model.fuse(features, starts[-1:])
+        tokens, counts = committed.tokens, committed.counts
+        inputs, residual = self.model.expand(tokens, counts, fused, mask, extra, packed=True)
+        context = PagedContext(self._cache, batch)
+        return self.model.run(inputs, residual, batch.positions, context, keep, batch.q_start[-1:])
 
     def _feedback(self, hidden: Tensor) -> Tensor:
         """The next depth's hidden state [..., D] of this depth's rows."""
@@ -143,3 +176,8 @@ class HeadDrafter(ABC):
             return self.model.guess(hidden, self._index_map), None
         logits = self.model.logits(self.model.norm(hidden))
         return choose_by_sampling(logits, self.vocab_map, committed, first_depth, self.uniform)
+
+
+def _packs(rows: Tensor) -> bool:
+    """Whether rows [B, n] are worth packing: where blocks of rows can be left out."""
+    return rows.is_cuda and rows.numel() > PACKED_ROWS

@@ -63,10 +63,19 @@ def angles(positions: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]
 
 
 def chain_rows(
-    start: Tensor, counts: Tensor, page_table: Tensor, rows: int, page_size: int, max_position: int
+    start: Tensor,
+    counts: Tensor,
+    page_table: Tensor,
+    rows: int,
+    page_size: int,
+    max_position: int,
+    *,
+    packed: bool = False,
 ) -> _rows.Rows:
     """See eyas.kernels.reference.rows.chain_rows."""
-    out: _rows.Rows = _twin(_rows, start).chain_rows(start, counts, page_table, rows, page_size, max_position)
+    out: _rows.Rows = _twin(_rows, start).chain_rows(
+        start, counts, page_table, rows, page_size, max_position, packed=packed
+    )
     return out
 
 
@@ -140,19 +149,25 @@ def linear(
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
     residual: Tensor | None = None,
+    live: Tensor | None = None,
 ) -> Tensor:
     """See eyas.kernels.reference.linear.linear."""
     twin, x, norm_weight = _product(x, weight, norm_weight, eps)
-    out: Tensor = twin.linear(x, weight, bias, norm_weight=norm_weight, eps=eps, residual=residual)
+    out: Tensor = twin.linear(x, weight, bias, norm_weight=norm_weight, eps=eps, residual=residual, live=live)
     return out
 
 
 def gated_linear(
-    x: Tensor, gate_up_weight: Tensor, *, norm_weight: Tensor | None = None, eps: float = 0.0
+    x: Tensor,
+    gate_up_weight: Tensor,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    live: Tensor | None = None,
 ) -> Tensor:
     """See eyas.kernels.reference.linear.gated_linear."""
     twin, x, norm_weight = _product(x, gate_up_weight, norm_weight, eps)
-    out: Tensor = twin.gated_linear(x, gate_up_weight, norm_weight=norm_weight, eps=eps)
+    out: Tensor = twin.gated_linear(x, gate_up_weight, norm_weight=norm_weight, eps=eps, live=live)
     return out
 
 

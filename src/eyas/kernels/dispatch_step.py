@@ -59,6 +59,7 @@ def expand(
     mask: MaskRow | None = None,
     extra: int = 0,
     normed_residual: bool = False,
+    packed: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """See eyas.kernels.reference.step_expand.expand."""
     out: tuple[Tensor, Tensor] = _twin(_expand, hidden).expand(
@@ -72,13 +73,20 @@ def expand(
         mask=mask,
         extra=extra,
         normed_residual=normed_residual,
+        packed=packed,
     )
     return out
 
 
-def newest(x: Tensor, counts: Tensor, num_rows: int) -> Tensor:
+def pack(x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """See eyas.kernels.reference.step_expand.pack."""
+    out: tuple[Tensor, Tensor] = _twin(_expand, x).pack(x, counts)
+    return out
+
+
+def newest(x: Tensor, counts: Tensor, num_rows: int, q_start: Tensor | None = None) -> Tensor:
     """See eyas.kernels.reference.step_expand.newest."""
-    out: Tensor = _twin(_expand, x).newest(x, counts, num_rows)
+    out: Tensor = _twin(_expand, x).newest(x, counts, num_rows, q_start)
     return out
 
 

@@ -79,14 +79,15 @@ class Attention(nn.Module):
         norm: RMSNorm | None = None,
         residual: Tensor | None = None,
         keep: Callable[[Tensor], Tensor] | None = None,
+        live: Tensor | None = None,
     ) -> Tensor:
         """Compute residual + attention(norm(x)): x [..., input_size] -> [..., hidden_size], as residual is.
 
         cos and sin are [..., head_dim / 2]. `keep` picks the rows whose output is wanted, of any [T, width];
-        the others are keys and values only.
+        the others are keys and values only. Rows from `live` (int32 [1]) on may be left out (see Linear).
         """
         lead = x.shape[:-1]
-        fused: Tensor = self.qkv_proj(x, norm=norm)
+        fused: Tensor = self.qkv_proj(x, norm=norm, live=live)
         if isinstance(context, PagedContext):
             out = context.attend_rows(
                 layer,
@@ -104,8 +105,8 @@ class Attention(nn.Module):
             out = context.attend(layer, q, k, v, scale=self.scale, window=self.window)
         out = out.reshape(*lead, self.q_size)
         if keep is not None:
-            out, residual = keep(out), None if residual is None else keep(residual)
-        projected: Tensor = self.o_proj(out, residual=residual)
+            out, residual, live = keep(out), None if residual is None else keep(residual), None
+        projected: Tensor = self.o_proj(out, residual=residual, live=live)
         return projected
 
     def _heads(self, fused: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

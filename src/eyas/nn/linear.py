@@ -65,13 +65,14 @@ class PackedWeight:
         *,
         norm: RMSNorm | None = None,
         residual: Tensor | None = None,
+        live: Tensor | None = None,
     ) -> Tensor:
         """X [..., in] -> [..., out], by the packed copy; by `weight` if there is none or x has a gradient.
 
-        `norm` is applied to x before, `residual` [..., out] added after.
+        `norm` is applied to x before, `residual` [..., out] added after. Rows from `live` on may be left out.
         """
         if self.tensor is None or (torch.is_grad_enabled() and x.requires_grad):
-            return dispatch.linear(x, weight, bias, residual=residual, **_norm_arguments(norm))
+            return dispatch.linear(x, weight, bias, residual=residual, live=live, **_norm_arguments(norm))
         if norm is not None:
             x = norm(x)
         rows = x.reshape(-1, x.shape[-1])
@@ -100,14 +101,24 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias=bias)
         self.packed = PackedWeight()
 
-    def forward(self, x: Tensor, *, norm: RMSNorm | None = None, residual: Tensor | None = None) -> Tensor:
-        """Compute residual + linear(norm(x)): x [..., in], residual [..., out] -> [..., out]."""
-        return self.packed.linear(x, self.weight, self.bias, norm=norm, residual=residual)
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        norm: RMSNorm | None = None,
+        residual: Tensor | None = None,
+        live: Tensor | None = None,
+    ) -> Tensor:
+        """Compute residual + linear(norm(x)): x [..., in], residual [..., out] -> [..., out].
 
-    def gated(self, x: Tensor, *, norm: RMSNorm | None = None) -> Tensor:
+        Rows from `live` (int32 [1]) on may be left out; so in `gated`.
+        """
+        return self.packed.linear(x, self.weight, self.bias, norm=norm, residual=residual, live=live)
+
+    def gated(self, x: Tensor, *, norm: RMSNorm | None = None, live: Tensor | None = None) -> Tensor:
         """Compute silu(gate) * up, the halves of linear(norm(x)): x [..., in] -> [..., out / 2]."""
         if self.packed.tensor is None and self.bias is None:
-            return dispatch.gated_linear(x, self.weight, **_norm_arguments(norm))
+            return dispatch.gated_linear(x, self.weight, live=live, **_norm_arguments(norm))
         gate, up = self(x, norm=norm).chunk(2, dim=-1)
         out: Tensor = functional.silu(gate) * up
         return out

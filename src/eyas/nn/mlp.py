@@ -14,7 +14,18 @@ class GatedMLP(nn.Module):
         self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, bias=False)
         self.down_proj = Linear(intermediate_size, hidden_size, bias=False)
 
-    def forward(self, x: Tensor, *, norm: RMSNorm | None = None, residual: Tensor | None = None) -> Tensor:
-        """Compute residual + mlp(norm(x)): x and residual [..., hidden] -> [..., hidden]."""
-        out: Tensor = self.down_proj(self.gate_up_proj.gated(x, norm=norm), residual=residual)
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        norm: RMSNorm | None = None,
+        residual: Tensor | None = None,
+        live: Tensor | None = None,
+    ) -> Tensor:
+        """Compute residual + mlp(norm(x)): x and residual [..., hidden] -> [..., hidden].
+
+        `live`: see Linear.
+        """
+        inner = self.gate_up_proj.gated(x, norm=norm, live=live)
+        out: Tensor = self.down_proj(inner, residual=residual, live=live)
         return out

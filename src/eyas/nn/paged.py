@@ -87,6 +87,7 @@ class PagedContext:
             "max_rows": batch.max_rows,
             "max_visible": batch.max_visible,
             "tree_bits": batch.tree_bits,
+            "uniform": False if batch.packed else None,
             "memo": self.memo,
         }
 
@@ -115,14 +116,16 @@ def uniform_batch(
     page_size: int,
     max_position: int,
     max_visible: int,
+    packed: bool = False,
 ) -> ForwardBatch:
     """A ForwardBatch of R causal rows a request: row j of token_ids [B, R] stands at start [B] + j.
 
-    Rows j >= counts [B] and positions >= max_position are padding: slot -1, visible 0.
+    Rows j >= counts [B] and positions >= max_position are padding: slot -1, visible 0. `packed` puts rows
+    j >= counts of all requests after the others (kernels/reference/rows); token_ids are left as they are.
     No value is read back to the host, so this can stand in a CUDA graph.
     """
     each = token_ids.shape[1]
-    rows = dispatch.chain_rows(start, counts, page_table, each, page_size, max_position)
+    rows = dispatch.chain_rows(start, counts, page_table, each, page_size, max_position, packed=packed)
     return ForwardBatch(
         token_ids=token_ids.reshape(-1),
         positions=rows.positions,
@@ -132,5 +135,6 @@ def uniform_batch(
         page_table=page_table,
         max_rows=each,
         max_visible=max_visible,
-        uniform_rows=each,
+        uniform_rows=None if packed else each,
+        packed=packed,
     )

@@ -92,6 +92,29 @@ def test_the_last_layer_multiplies_only_rows_that_guess(kind, guess_rows, monkey
     assert torch.equal(*drafts)
 
 
+@pytest.mark.parametrize(
+    ("kind", "flags"), [(kind, flags) for kind in ("eagle3", "peagle") for flags in FLAGS], ids=str
+)
+def test_packed_rows_draft_the_same(kind, flags, monkeypatch):
+    """Rejected drafts' rows after all others, from the features to the cache; a request at the limit, too."""
+    k, drafts, caches, logits = 5, [], [], []
+    for packs in (False, True):
+        monkeypatch.setattr(head_drafter, "_packs", lambda _, packs=packs: packs)
+        drafter, _, _, seen = make(kind, k, **flags)
+        sim = drafter_rounds.Rounds(drafter, lengths=[1, 9, 14, 22], max_len=28, dtype=torch.float64)
+        sim.prefill(chunk=5)
+        seen.clear()
+        drafts += [sim.round(accepted, k).tokens for accepted in ([0, k, 2, 1], [k, 0, 1, 0])]
+        logits.append(torch.cat(seen, 1))
+        caches.append([*sim.cache.keys, *sim.cache.values])
+    assert torch.equal(drafts[0], drafts[2])
+    assert torch.equal(drafts[1], drafts[3])
+    torch.testing.assert_close(logits[0], logits[1], rtol=1e-12, atol=1e-12)
+    for one, other in zip(*caches, strict=True):
+        # Page 0 is scratch.
+        torch.testing.assert_close(one[1:], other[1:], rtol=1e-12, atol=1e-12)
+
+
 def test_a_head_made_in_inference_mode_drafts():
     with torch.inference_mode():
         drafter, _, _, _ = make("peagle", 3)

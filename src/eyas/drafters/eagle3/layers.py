@@ -61,12 +61,15 @@ class HeadLayer(nn.Module):
         sin: Tensor,
         context: AttentionContext,
         keep: Callable[[Tensor], Tensor] | None = None,
+        live: Tensor | None = None,
     ) -> Tensor:
         """Inputs and residual [..., D], of `join` or twice the layer before's output, -> [..., D].
 
-        `keep`: see Attention.
+        `keep` and `live`: see Attention.
         """
         norm = self.input_layernorm if self.hidden_norm is None else None
-        x = self.self_attn(inputs, cos, sin, context, self.index, norm=norm, residual=residual, keep=keep)
-        out: Tensor = self.mlp(x, norm=self.post_attention_layernorm, residual=x)
+        options = {"norm": norm, "residual": residual, "keep": keep, "live": live}
+        x = self.self_attn(inputs, cos, sin, context, self.index, **options)
+        live = live if keep is None else None
+        out: Tensor = self.mlp(x, norm=self.post_attention_layernorm, residual=x, live=live)
         return out

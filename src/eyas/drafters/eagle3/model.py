@@ -65,15 +65,15 @@ class Eagle3Model(nn.Module):
         """What the head caches per token."""
         return self.config.kv_layout
 
-    def fuse(self, features: Tensor) -> Tensor:
-        """Captured states of A layers side by side [..., A * Dt] -> [..., D]."""
+    def fuse(self, features: Tensor, live: Tensor | None = None) -> Tensor:
+        """Captured states of A layers side by side [..., A * Dt] -> [..., D]; live: see nn.linear.Linear."""
         if self.input_norm is not None:
             features = self.input_norm(features)
         if self.fc_norm is not None:
             chunks = features.chunk(len(self.fc_norm), dim=-1)
             normed = [norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)]
             features = torch.cat(normed, dim=-1)
-        fused: Tensor = self.fc(features)
+        fused: Tensor = self.fc(features, live=live)
         return fused
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -105,24 +105,33 @@ class Eagle3Model(nn.Module):
         positions: Tensor,
         context: AttentionContext,
         keep: Callable[[Tensor], Tensor] | None = None,
+        live: Tensor | None = None,
     ) -> Tensor:
         """Inputs [..., 2D] and residual [..., D] through all layers: [..., D] before the final norm.
 
         `keep` picks the rows that are wanted, of any [T, width]: the last layer only attends to the others.
+        Rows from `live` (int32 [1]) on may be left out.
         """
         cos, sin = self.rotary(positions)
         last = len(self.layers) - 1
-        hidden: Tensor = self.first(inputs, residual, cos, sin, context, keep if last == 0 else None)
+        hidden: Tensor = self.first(inputs, residual, cos, sin, context, keep if last == 0 else None, live)
         for index, layer in enumerate(self.layers[1:], 1):
-            hidden = layer(hidden, hidden, cos, sin, context, keep if index == last else None)
+            hidden = layer(hidden, hidden, cos, sin, context, keep if index == last else None, live)
         return hidden
 
     def expand(
-        self, tokens: Tensor, counts: Tensor, hidden: Tensor, mask: MaskRow | None = None, extra: int = 0
+        self,
+        tokens: Tensor,
+        counts: Tensor,
+        hidden: Tensor,
+        mask: MaskRow | None = None,
+        extra: int = 0,
+        *,
+        packed: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Embed and join rows in one kernel: tokens [B, R] beside hidden [B * R, D], as `run` takes them.
 
-        See kernels/reference/step_expand for what counts, mask and extra do.
+        See kernels/reference/step_expand for what counts, mask, extra and packed do.
         """
         first = self.first
         assert first.hidden_norm is not None
@@ -137,6 +146,7 @@ class Eagle3Model(nn.Module):
             mask=mask,
             extra=extra,
             normed_residual=first.norm_before_residual,
+            packed=packed,
         )
 
     def guess(self, hidden: Tensor, index_map: Tensor | None) -> Tensor:

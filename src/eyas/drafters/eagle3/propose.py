@@ -43,5 +43,4 @@ class Eagle3Drafter(HeadDrafter):
 
     def _newest_row(self, committed: Committed) -> Tensor:
         """Forward 1: extend the cache by the accepted rows; the last one of each, [B, D]."""
-        batch = self._batch(committed, committed.tokens, committed.start, committed.counts)
-        return self._run_newest(batch, committed, 1).squeeze(1)
+        return self._run_newest(committed).squeeze(1)

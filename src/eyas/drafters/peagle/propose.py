@@ -5,6 +5,8 @@ padding. One causal rule serves all: mask row k sees the committed rows and the 
 is the slot (anchor = last accepted row, depth k) of training. Mask rows write K and V for each other
 only; the next round starts at the position of the first one and overwrites them.
 
+Where rows are many, padding comes after all requests' rows and is not computed (HeadDrafter).
+
 Example: start 5, counts 2, R 4, K 3 (6 rows; logits are taken from the marked ones):
     position   5        6        7      8      9        10
     row        (a, f5)  (b, f6)  mask   mask   padding  padding
@@ -82,12 +84,7 @@ class PEagleDrafter(HeadDrafter):
 
     def _guess_rows(self, committed: Committed, num_guesses: int) -> Tensor:
         """The forward: rows [B, num_guesses, D] before the final norm, of which row k guesses depth k + 1."""
-        num_requests, rows = committed.tokens.shape
-        extra = num_guesses - 1
-        # Only its shape is read: the tokens are laid out by `expand`.
-        shape = committed.tokens.new_empty(num_requests, rows + extra)
-        batch = self._batch(committed, shape, committed.start, committed.counts + extra)
-        return self._run_newest(batch, committed, num_guesses, self._mask(), extra)
+        return self._run_newest(committed, self._mask(), num_guesses - 1)
 
     def _mask(self) -> MaskRow:
         model = self._peagle

@@ -5,6 +5,8 @@
     max_linear     largest logit of every row and where it stands
 
 Norm, bias and residual are optional. Legend: [...] rows of any leading shape, K in, N out.
+
+`live`, an int32 on the device, says that rows from there on may be left out: their results are anything.
 """
 
 from torch import Tensor
@@ -21,14 +23,20 @@ def linear(
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
     residual: Tensor | None = None,
+    live: Tensor | None = None,  # noqa: ARG001 - all are computed here
 ) -> Tensor:
-    """X [..., K], weight [N, K] -> [..., N]; norm_weight [K], bias [N], residual [..., N]."""
+    """X [..., K], weight [N, K] -> [..., N]; norm_weight [K], bias [N], residual [..., N], live int32 [1]."""
     out = functional.linear(_normed(x, norm_weight, eps), weight, bias)
     return out if residual is None else residual + out
 
 
 def gated_linear(
-    x: Tensor, gate_up_weight: Tensor, *, norm_weight: Tensor | None = None, eps: float = 0.0
+    x: Tensor,
+    gate_up_weight: Tensor,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    live: Tensor | None = None,  # noqa: ARG001 - all are computed here
 ) -> Tensor:
     """X [..., K], gate_up_weight [2 * N, K] (rows of gate, then rows of up) -> [..., N]."""
     gate, up = functional.linear(_normed(x, norm_weight, eps), gate_up_weight).chunk(2, dim=-1)

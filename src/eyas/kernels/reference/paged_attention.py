@@ -41,16 +41,18 @@ def paged_attention(
     window: int | None = None,
     tree_bits: Tensor | None = None,
     sinks: Tensor | None = None,
+    uniform: bool | None = None,
     memo: dict[Any, Any] | None = None,
 ) -> Tensor:
     """Attend queries [T, H, dh] to their requests' cached keys and values; returns [T, H, dh].
 
     Grouped heads: query head h reads KV head h // (H / KV). `max_rows` and `max_visible` are bounds.
     `sinks` [H], finite, are logits of a key whose value is zero: they join the softmax's sum.
+    `uniform` False: there may be rows after the last request's, which are padding.
     Every row's own K and V must be in the cache already (write_kv first). A caller whose layers share one
     batch hands in the same `memo` (empty at first), so that masks are made once and not in every layer.
     """
-    del max_rows
+    del max_rows, uniform
     memo = {} if memo is None else memo
     if window not in memo:
         memo[window] = _plan(page_table, q_start, visible, max_visible, window, tree_bits, key_cache.shape[1])

@@ -4,12 +4,18 @@ B requests, R rows each, P pages a request. The fields are those of core/batch.F
 
 Example, page_size 4, one request with pages [7, 2], start 3, R 3, counts 2:
     positions [3, 4, 5]   slots [7*4+3, 2*4+0, -1]   visible [4, 5, 0]   q_start [0, 3]
+
+Packed rows are the same ones in another order: those below their request's count first, request by request,
+then all others. q_start [B + 1] says where each request's begin, and its last entry how many count.
+
+Example, R 3, counts [2, 1]: rows (0, 0), (0, 1), (1, 0), then (0, 2), (1, 1), (1, 2); q_start [0, 2, 3].
 """
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 class Rows(NamedTuple):
@@ -40,7 +46,14 @@ def page_slots(page_table: Tensor, positions: Tensor, page_size: int, valid: Ten
 
 
 def chain_rows(
-    start: Tensor, counts: Tensor, page_table: Tensor, rows: int, page_size: int, max_position: int
+    start: Tensor,
+    counts: Tensor,
+    page_table: Tensor,
+    rows: int,
+    page_size: int,
+    max_position: int,
+    *,
+    packed: bool = False,
 ) -> Rows:
     """Row j of request b stands at start[b] + j and sees everything up to itself.
 
@@ -50,12 +63,24 @@ def chain_rows(
     index = torch.arange(rows, device=start.device)
     positions = start[:, None] + index
     valid = (index < counts[:, None]) & (positions < max_position)
-    return Rows(
-        positions=positions.reshape(-1),
-        slots=page_slots(page_table, positions, page_size, valid).reshape(-1),
-        visible=torch.where(valid, positions + 1, 0).to(torch.int32).reshape(-1),
-        q_start=_q_start(positions),
-    )
+    slots = page_slots(page_table, positions, page_size, valid)
+    visible = torch.where(valid, positions + 1, 0).to(torch.int32)
+    flat = Rows(positions.reshape(-1), slots.reshape(-1), visible.reshape(-1), _q_start(positions))
+    if not packed:
+        return flat
+    order = packed_order(counts, rows)
+    starts = packed_starts(counts)
+    return Rows(flat.positions[order], flat.slots[order], flat.visible[order], starts)
+
+
+def packed_order(counts: Tensor, rows: int) -> Tensor:
+    """Which of B * R rows stands at each place of the packed ones: int64 [B * R]."""
+    return (torch.arange(rows, device=counts.device) >= counts[:, None]).reshape(-1).argsort(stable=True)
+
+
+def packed_starts(counts: Tensor) -> Tensor:
+    """q_start of packed rows: int32 [B + 1]."""
+    return functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
 
 
 def tree_rows(

@@ -6,6 +6,9 @@ Row j of a request carries tokens[b, j] and hidden[b, j] for j < counts[b]. A pa
 more rows; every row from counts[b] on is then a mask row, all alike or by depth. Without a mask they hold
 what is left over from rejected drafts; either way they are padding, or guesses, only by their slots and
 visibility (kernels/*/rows).
+
+Packed rows (kernels/reference/rows) begin with those that count, of all requests. What comes after them may
+be anything, and nobody has to compute it.
 """
 
 from typing import NamedTuple
@@ -15,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from eyas.kernels.reference.norm import rms_norm
+from eyas.kernels.reference.rows import packed_order, packed_starts
 
 
 class MaskRow(NamedTuple):
@@ -40,6 +44,7 @@ def expand(
     mask: MaskRow | None = None,
     extra: int = 0,
     normed_residual: bool = False,
+    packed: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Layer 0's inputs [B * (R + E), 2D] = [norm(embedding), norm(hidden)], and residual [B * (R + E), D].
 
@@ -58,7 +63,15 @@ def expand(
         mask: see MaskRow; needed for extra > 0.
         extra: E.
         normed_residual: see above.
+        packed: whether `hidden` is packed by counts, and the results are to be by counts + E.
     """
+    if packed:
+        order = packed_order(counts, tokens.shape[1])
+        hidden = torch.empty_like(hidden).index_copy_(0, order, hidden)
+        arguments = (tokens, counts, hidden, table, embed_norm, hidden_norm, eps)
+        made = expand(*arguments, mask=mask, extra=extra, normed_residual=normed_residual)
+        order = packed_order(counts + extra, tokens.shape[1] + extra)
+        return made[0][order], made[1][order]
     embeddings = functional.embedding(tokens, table)
     if mask is not None:
         num_requests, rows = tokens.shape
@@ -78,11 +91,17 @@ def expand(
     return torch.cat(normed, dim=-1), normed[1] if normed_residual else hidden
 
 
-def newest(x: Tensor, counts: Tensor, num_rows: int) -> Tensor:
+def pack(x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows x [B * R, W] packed by counts int64 [B]: (them, q_start int32 [B + 1])."""
+    return x[packed_order(counts, x.shape[0] // counts.shape[0])], packed_starts(counts)
+
+
+def newest(x: Tensor, counts: Tensor, num_rows: int, q_start: Tensor | None = None) -> Tensor:
     """Each request's newest committed row and those after it, of x [B * n, D]: [B, num_rows, D].
 
-    Example, n 4, counts [2], num_rows 3: rows 1, 2, 3.
+    Example, n 4, counts [2], num_rows 3: rows 1, 2, 3. Of packed rows q_start says where requests begin.
     """
     each = x.shape[0] // counts.shape[0]
-    first = torch.arange(counts.shape[0], device=x.device) * each + counts - 1
+    begin = torch.arange(counts.shape[0], device=x.device) * each if q_start is None else q_start[:-1]
+    first = begin + counts - 1
     return x[first.unsqueeze(1) + torch.arange(num_rows, device=x.device)]

@@ -38,18 +38,34 @@ def linear(
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
     residual: Tensor | None = None,
+    live: Tensor | None = None,
 ) -> Tensor:
     """See eyas.kernels.reference.linear.linear."""
     out = x.new_empty(*x.shape[:-1], weight.shape[0])
     rows = _rows(x)
     if len(rows):
         tiles = tiling(weight.shape[0], weight.shape[1], len(rows))
-        launch(tiles, rows, weight, out, bias=bias, norm_weight=norm_weight, eps=eps, residual=residual)
+        launch(
+            tiles,
+            rows,
+            weight,
+            out,
+            bias=bias,
+            norm_weight=norm_weight,
+            eps=eps,
+            residual=residual,
+            live=live,
+        )
     return out
 
 
 def gated_linear(
-    x: Tensor, gate_up_weight: Tensor, *, norm_weight: Tensor | None = None, eps: float = 0.0
+    x: Tensor,
+    gate_up_weight: Tensor,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    live: Tensor | None = None,
 ) -> Tensor:
     """See eyas.kernels.reference.linear.gated_linear."""
     half, size = gate_up_weight.shape[0] // 2, gate_up_weight.shape[1]
@@ -57,7 +73,7 @@ def gated_linear(
     rows = _rows(x)
     if len(rows):
         tiles = tiling(half, size, len(rows), gated=True)
-        launch(tiles, rows, gate_up_weight, out, norm_weight=norm_weight, eps=eps, gated=True)
+        launch(tiles, rows, gate_up_weight, out, norm_weight=norm_weight, eps=eps, gated=True, live=live)
     return out
 
 
@@ -89,8 +105,9 @@ def launch(
     eps: float = 0.0,
     residual: Tensor | None = None,
     gated: bool = False,
+    live: Tensor | None = None,
 ) -> None:
-    """Compute x [T, K] @ weight^T into `out`, cut as `tiles` says."""
+    """Compute x [T, K] @ weight^T into `out`, cut as `tiles` says; `live`: see the reference."""
     assert tiles.splits == 1 or not gated, "a K-split has no gate to put through SiLU"
     rows, size = x.shape
     width = out.shape[-1]
@@ -122,8 +139,10 @@ def launch(
             **pdl.options(small=True, own=own),
         )
         return
-    x = _normed(x, norm_weight, eps)
+    x = _normed(x, norm_weight, eps, live)
     programs = triton.cdiv(width, tiles.block_out) * triton.cdiv(rows, tiles.block_rows)
+    # The count is a kernel's: nothing is asked for before it is there.
+    asks = own and live is None
     if tiles.parts:
         parts_kernel[(programs,)](
             x,
@@ -131,6 +150,7 @@ def launch(
             bias,
             residual,
             out,
+            live,
             rows,
             x.stride(0),
             OUT=width,
@@ -140,7 +160,7 @@ def launch(
             PARTS=tiles.parts,
             GATED=gated,
             ORDERED=x.is_cuda,
-            PREFETCH=_lines(tiles, x, weight, programs) if own else 0,
+            PREFETCH=_lines(tiles, x, weight, programs) if asks else 0,
             **_options(tiles, own=own),
         )
         return
@@ -157,6 +177,7 @@ def launch(
         out,
         partial,
         arrived,
+        live,
         rows,
         x.stride(0),
         OUT=width,
@@ -169,7 +190,7 @@ def launch(
         PARALLEL=tiles.parallel,
         GATED=gated,
         TMA=_uses_tma(tiles, x, weight),
-        PREFETCH=_lines(tiles, x, weight, programs * (tiles.splits if tiles.parallel else 1)) if own else 0,
+        PREFETCH=_lines(tiles, x, weight, programs * (tiles.splits if tiles.parallel else 1)) if asks else 0,
         **_options(tiles, own=own),
     )
 
@@ -236,8 +257,8 @@ def _is_aligned(matrix: Tensor) -> bool:
     return matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.element_size() % 16 == 0
 
 
-def _normed(x: Tensor, norm_weight: Tensor | None, eps: float) -> Tensor:
-    return x if norm_weight is None else rms_norm(x, norm_weight, eps)
+def _normed(x: Tensor, norm_weight: Tensor | None, eps: float, live: Tensor | None = None) -> Tensor:
+    return x if norm_weight is None else rms_norm(x, norm_weight, eps, live)
 
 
 def _uses_tma(tiles: Tiling, x: Tensor, weight: Tensor) -> bool:

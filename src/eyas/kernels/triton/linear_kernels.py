@@ -36,6 +36,22 @@ def _place(num_rows, OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_ROWS: tl.
 
 
 @triton.jit
+def _counted(live_ptr, num_rows, PDL: tl.constexpr):
+    """Rows to compute: those that the kernels before have counted, where they have."""
+    if live_ptr is not None:
+        let_in(PDL, EARLY)
+        wait(PDL)
+        num_rows = tl.minimum(num_rows, tl.load(live_ptr))
+    return num_rows
+
+
+@triton.jit
+def _idle(num_rows, OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_ROWS: tl.constexpr):
+    """Whether all tiles of the rows that count are other programs'."""
+    return tl.program_id(0) >= tl.cdiv(OUT, BLOCK_OUT) * tl.cdiv(num_rows, BLOCK_ROWS)
+
+
+@triton.jit
 def _prefetch(weight_ptr, column, OUT: tl.constexpr, K: tl.constexpr, first, LINES: tl.constexpr):
     """Ask for LINES cache lines of every weight row in L2, which every reader shares: always safe."""
     k = first + tl.arange(0, LINES) * LINE
@@ -158,6 +174,7 @@ def linear_kernel(
     out_ptr,
     partial_ptr,
     arrived_ptr,
+    live_ptr,
     num_rows,
     x_stride,
     OUT: tl.constexpr,
@@ -175,6 +192,10 @@ def linear_kernel(
 ) -> None:
     """One tile of the output; with PARALLEL one K-split of it, and the last to arrive adds them in order."""
     EXACT: tl.constexpr = SPLITS * LENGTH == K
+    num_rows = _counted(live_ptr, num_rows, PDL)
+    if live_ptr is not None:  # noqa: SIM102 - the first is known to the compiler
+        if _idle(num_rows, OUT, BLOCK_OUT, BLOCK_ROWS):
+            return
     tile, block = _place(num_rows, OUT, BLOCK_OUT, BLOCK_ROWS)
     column = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     row = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)

@@ -11,7 +11,7 @@ Legend: K in, OUT out (of one half if GATED), program (tile of BLOCK_OUT outputs
 import triton
 import triton.language as tl
 
-from eyas.kernels.triton.linear_kernels import _begin, _finish, _load, _place
+from eyas.kernels.triton.linear_kernels import _begin, _counted, _finish, _idle, _load, _place
 from eyas.kernels.triton.linear_short import STEP, _moved
 from eyas.kernels.triton.pdl import LATE, let_in
 
@@ -70,6 +70,7 @@ def parts_kernel(
     bias_ptr,
     residual_ptr,
     out_ptr,
+    live_ptr,
     num_rows,
     x_stride,
     OUT: tl.constexpr,
@@ -83,6 +84,10 @@ def parts_kernel(
     PREFETCH: tl.constexpr,
 ) -> None:
     """One tile of the output."""
+    num_rows = _counted(live_ptr, num_rows, PDL)
+    if live_ptr is not None:  # noqa: SIM102 - the first is known to the compiler
+        if _idle(num_rows, OUT, BLOCK_OUT, BLOCK_ROWS):
+            return
     tile, block = _place(num_rows, OUT, BLOCK_OUT, BLOCK_ROWS)
     column = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     row = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)

@@ -27,6 +27,7 @@ def _rms_norm_kernel(  # noqa: ANN202
     x_ptr,  # noqa: ANN001
     weight_ptr,  # noqa: ANN001
     out_ptr,  # noqa: ANN001
+    live_ptr,  # noqa: ANN001
     eps,  # noqa: ANN001
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -39,6 +40,9 @@ def _rms_norm_kernel(  # noqa: ANN202
     weight = tl.load(weight_ptr + column, mask=mask, other=0.0)
     let_in(PDL, EARLY)
     wait(PDL)
+    if live_ptr is not None:  # noqa: SIM102 - the first is known to the compiler
+        if row >= tl.load(live_ptr):
+            return
     x = tl.load(x_ptr + where, mask=mask, other=0.0).to(tl.float32)
     # Up to 2048 wide the products of small models do this themselves, for few rows (linear_short.py).
     if BLOCK <= 2048:  # noqa: SIM108 - Triton follows one branch of a static if
@@ -52,8 +56,8 @@ def _rms_norm_kernel(  # noqa: ANN202
     tl.store(out_ptr + where, normed * weight, mask=mask)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See eyas.kernels.reference.norm.rms_norm."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, live: Tensor | None = None) -> Tensor:
+    """See eyas.kernels.reference.norm.rms_norm. Rows from `live` int32 [1] on are left out."""
     x = x.contiguous()
     size = x.shape[-1]
     out = torch.empty_like(x)
@@ -64,6 +68,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
             x,
             weight,
             out,
+            live,
             eps,
             SIZE=size,
             BLOCK=block,

@@ -11,6 +11,15 @@ _BLOCK = 128
 
 
 @triton.jit
+def packed_before(counts_ptr, request, num_requests, REQUESTS: tl.constexpr):  # noqa: ANN001, ANN201
+    """Rows that count of the requests before request [N], and of all; REQUESTS: a power of two, B or more."""
+    other = tl.arange(0, REQUESTS)
+    counts = tl.load(counts_ptr + other, mask=other < num_requests, other=0).to(tl.int32)
+    before = tl.sum(tl.where(other[None, :] < request[:, None], counts[None, :], 0), 1)
+    return before, tl.sum(counts)
+
+
+@triton.jit
 def _rows_kernel(  # noqa: ANN202
     start_ptr,  # noqa: ANN001
     counts_ptr,  # noqa: ANN001
@@ -30,13 +39,23 @@ def _rows_kernel(  # noqa: ANN202
     page_size,  # noqa: ANN001
     max_position,  # noqa: ANN001
     HAS_TREE: tl.constexpr,
+    REQUESTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    # Lanes are as many as rows and one more, or as requests and one more: q_start has B + 1 entries.
-    tl.store(q_start_ptr + lane, lane * rows, mask=lane <= num_requests)
     live = lane < num_requests * rows
     request, row = lane // rows, lane % rows
+    place = lane
+    # Lanes are as many as rows and one more, or as requests and one more: q_start has B + 1 entries.
+    if REQUESTS > 0:
+        counts, total = packed_before(counts_ptr, request, num_requests, REQUESTS)
+        count = tl.load(counts_ptr + request, mask=live, other=0).to(tl.int32)
+        # Past all that count come the others, in their own order.
+        place = tl.where(row < count, counts + row, total + request * rows - counts + row - count)
+        starts, _ = packed_before(counts_ptr, lane, num_requests, REQUESTS)
+        tl.store(q_start_ptr + lane, starts, mask=lane <= num_requests)
+    else:
+        tl.store(q_start_ptr + lane, lane * rows, mask=lane <= num_requests)
     start = tl.load(start_ptr + request, mask=live, other=0)
     index = start + first + row
     valid = live & (index < max_position)
@@ -53,16 +72,23 @@ def _rows_kernel(  # noqa: ANN202
     paged = valid & (index >= 0) & (page_index < num_pages)
     page = tl.load(page_table_ptr + request * page_stride + page_index, mask=paged, other=0).to(tl.int64)
     slot = tl.where(paged, page * page_size + index % page_size, -1)
-    tl.store(positions_ptr + lane, position, mask=live)
-    tl.store(slots_ptr + lane, slot, mask=live)
-    tl.store(visible_ptr + lane, visible.to(tl.int32), mask=live)
+    tl.store(positions_ptr + place, position, mask=live)
+    tl.store(slots_ptr + place, slot, mask=live)
+    tl.store(visible_ptr + place, visible.to(tl.int32), mask=live)
 
 
 def chain_rows(
-    start: Tensor, counts: Tensor, page_table: Tensor, rows: int, page_size: int, max_position: int
+    start: Tensor,
+    counts: Tensor,
+    page_table: Tensor,
+    rows: int,
+    page_size: int,
+    max_position: int,
+    *,
+    packed: bool = False,
 ) -> Rows:
     """See eyas.kernels.reference.rows.chain_rows."""
-    return _launch(start, counts, None, page_table, rows, 0, page_size, max_position)
+    return _launch(start, counts, None, page_table, rows, 0, page_size, max_position, packed=packed)
 
 
 def tree_rows(
@@ -88,6 +114,8 @@ def _launch(
     first: int,
     page_size: int,
     max_position: int,
+    *,
+    packed: bool = False,
 ) -> Rows:
     num_requests = start.shape[0]
     positions = start.new_empty(num_requests * rows)
@@ -96,7 +124,7 @@ def _launch(
     q_start = torch.empty(num_requests + 1, dtype=torch.int32, device=start.device)
     bits = torch.empty_like(positions) if trees is not None else None
     lanes = max(num_requests * rows, num_requests + 1)
-    _rows_kernel[(triton.cdiv(lanes, _BLOCK),)](
+    _rows_kernel[(triton.cdiv(lanes, 32 if packed else _BLOCK),)](
         start.contiguous(),
         counts.contiguous(),
         trees[0] if trees is not None else start,
@@ -115,6 +143,7 @@ def _launch(
         page_size,
         max_position,
         HAS_TREE=trees is not None,
-        BLOCK=_BLOCK,
+        REQUESTS=triton.next_power_of_2(num_requests) if packed else 0,
+        BLOCK=32 if packed else _BLOCK,
     )
     return Rows(positions, slots, visible, q_start, bits)
