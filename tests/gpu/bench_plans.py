@@ -1,6 +1,6 @@
 """Other cuts of the products than the table's, beside it and beside the library, in one run.
 
-    python tests/gpu/bench_plans.py                          8B at 8 to 896 rows, 135M at 512 and 896
+    python tests/gpu/bench_plans.py                          8B at 8 to 896 rows, 135M at 512 to 896
     python tests/gpu/bench_plans.py --models 8b --rows 64    one class of rows
 
 Prints one JSON at the end: of every product and number of rows the floor, the table's cut, torch's product
@@ -43,7 +43,7 @@ from torch.nn import functional
 from eyas.kernels.triton.linear_tiling import Tiling
 from eyas.kernels.triton.norm import rms_norm
 
-CLASSES = {8: (8,), 64: (64,), 128: (80, 112, 128), 512: (512, 896)}
+CLASSES = {8: (8,), 64: (64,), 128: (80, 112, 128), 512: (512, 620, 896)}
 """Row counts that share their cuts."""
 NAMES = ("gate_up", "qkv", "down", "o")
 
