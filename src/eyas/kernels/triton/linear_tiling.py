@@ -16,6 +16,8 @@ WIDE = 64
 """Weights that the warp-group instructions of Hopper take at once."""
 MAX_SKINNY_ROWS = 64
 """Up to here reading the weights is the cost; past it, multiplying."""
+MAX_MEDIUM_ROWS = 768
+"""Up to here the small tiles of `_square` are quicker, past it the large ones; measured at 512 and 896."""
 MOST_DEPTH = 128
 """Largest `block_k`; all others divide it."""
 MAX_SHORT = 2048
@@ -90,8 +92,13 @@ def _short(out: int, size: int, rows: int, *, gated: bool) -> Tiling:
         return Tiling(16, 64 if wide else 32, 0, warps=4, stages=3 if wide else 4, parts=parts)
     # Past a wave two programs have to fit in an SM.
     programs = -(-out // WIDE) * -(-rows // WIDE)
-    in_flight = 3 * (3 if gated else 2) * WIDE * (size // parts) * 2
-    stages = 2 if programs > NUM_SMS and in_flight > SHARED_BYTES // 2 else 3
+    stage = (3 if gated else 2) * WIDE * (size // parts) * 2
+    if programs > NUM_SMS:
+        stages = 2 if 3 * stage > SHARED_BYTES // 2 else 3
+    elif parts == 8 and programs <= 3 * NUM_SMS // 4 and 9 * stage // 4 <= SHARED_BYTES // 2:
+        return Tiling(WIDE, WIDE // 2, 0, warps=4, stages=3, parts=parts)
+    else:
+        stages = 4 if 4 * stage <= SHARED_BYTES else 3
     return Tiling(WIDE, WIDE, 0, warps=4, stages=stages, parts=parts)
 
 
@@ -102,7 +109,7 @@ def _skinny(out: int, size: int, rows: int, *, gated: bool, splits: int) -> Tili
         # Few steps: many programs an SM, so that one starts while another ends.
         return Tiling(WIDE if gated or rows <= 16 else 2 * WIDE, block_rows, 64, 4, 3)
     if gated:
-        return Tiling(WIDE, block_rows, 128, 4, 5) if rows <= 16 else Tiling(WIDE, block_rows, 64, 4, 4)
+        return Tiling(WIDE, block_rows, 64, 4, 4, tma=rows <= 16)
     if rows <= 32:
         return Tiling(WIDE, block_rows, 128, 4, 5 if rows <= 16 else 4)
     if out > 2 * NUM_SMS * WIDE:
@@ -117,12 +124,15 @@ def _square(out: int, size: int, rows: int, *, gated: bool, splits: int) -> Tili
         # Few steps: several programs an SM, so that one multiplies while another ends.
         return Tiling(WIDE if gated else 2 * WIDE, 128, 64, 4, 3, tma=True)
     if gated:
-        return Tiling(WIDE, 128, 64, 4, 5, tma=True) if rows > 128 else Tiling(WIDE, 128, 64, 8, 4, tma=True)
+        medium = 128 < rows <= MAX_MEDIUM_ROWS
+        return Tiling(WIDE, 128, 64, 4, 5, tma=True) if medium else Tiling(2 * WIDE, 128, 64, 8, 4, tma=True)
     if rows <= 128 and out < 2 * NUM_SMS * WIDE:
-        return Tiling(WIDE, 128, 64, 4, 6, tma=True)
+        return Tiling(WIDE, 128, 64, 8 if splits > 1 else 4, 6, tma=True)
     if splits > 1:
         return Tiling(2 * WIDE, 128, 64, 8, 4, tma=True)
     if -(-out // (2 * WIDE)) * -(-rows // 256) < NUM_SMS:
         # Less than a wave of the largest tiles: three small programs an SM.
         return Tiling(WIDE, 128, 64, 4, 3, tma=True)
+    if rows > MAX_MEDIUM_ROWS and out < 2 * NUM_SMS * WIDE:
+        return Tiling(2 * WIDE, 128, 64, 8, 4, tma=True)
     return Tiling(2 * WIDE, 256, 64, 8, 4, tma=True)
