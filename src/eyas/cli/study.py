@@ -85,11 +85,11 @@ def _report(out: Path, notes: Any) -> tuple[Any, str]:
     from eyas.training.study_records import collect, read_json, table
 
     rows, about = collect(out), read_json(out / "study.json")
-    text = table(rows, about["baseline"])
+    text = table(rows, about["baseline"], about.get("against"))
     write_bytes(out / "table.md", text.encode())
     try:
         common = [name for name in (about["baseline"], *about["beside"]) if name]
-        for name, png in draw_study(rows, common).items():
+        for name, png in draw_study(rows, common, about.get("against")).items():
             write_bytes(out / f"{name}.png", png)
     except ConfigError as error:
         notes.print(f"no figures: {error}", markup=False)

@@ -73,8 +73,11 @@ def last_rows(rows: list[Row]) -> list[Row]:
     return list({row["variant"]: row for row in rows}.values())
 
 
-def table(rows: list[Row], baseline: str | None = None) -> str:
-    """Markdown: a line for each variant's newest row; AL beside the baseline's, as a difference."""
+def table(rows: list[Row], baseline: str | None = None, against: dict[str, str] | None = None) -> str:
+    """Markdown: a line for each variant's newest row; AL beside the baseline's, as a difference.
+
+    Groups in `against` are held against the variant named there.
+    """
     newest = last_rows(rows)
     if not newest:
         return "Nothing is measured yet.\n"
@@ -108,7 +111,10 @@ def table(rows: list[Row], baseline: str | None = None) -> str:
             f"{row['simulated_al']:.3f}",
         ]
         if base is not None:
-            cells.append("" if row is base else f"{row['simulated_al'] - base['simulated_al']:+.3f}")
+            named = (against or {}).get(row["variant"].partition("/")[0])
+            other = next((one for one in newest if one["variant"] == named), base)
+            difference = f"{row['simulated_al'] - other['simulated_al']:+.3f}"
+            cells.append("" if row is base else difference + f" ({named})" * (other is not base))
         for name in sets:
             figures = row["decoded"].get(name)
             cells.append(f"{figures['acceptance_length']:.3f}" if figures else "")

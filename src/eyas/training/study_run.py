@@ -107,6 +107,7 @@ def describe(study: Study) -> dict[str, Any]:
         "question": config.question,
         "baseline": config.baseline,
         "beside": list(config.beside),
+        "against": dict(config.against),
         "steps": config.steps,
         "depths": config.depths,
         "variants": [plan.name for plan in study.plans],

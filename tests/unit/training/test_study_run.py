@@ -24,6 +24,8 @@ from eyas.training.config import TrainConfig
 from eyas.training.study import load_study
 from eyas.training.study_records import collect, last_rows, table, variant_rows
 from eyas.training.study_run import run_study
+from eyas.training.study_sections import main as sections_main
+from eyas.training.study_sections import read_rows
 from eyas.training.trainer import Trainer
 from tiny import tiny_target
 from tiny_files import VOCAB, write_target
@@ -266,11 +268,47 @@ def test_a_table_holds_variants_against_the_baseline():
     decoded = {"gsm8k": {"acceptance_length": 2.5}}
     rows = [row("a", 1, 1.1), row("a", 2000, 2.0), row("b/x", 2000, 1.75, decoded=decoded, state="running")]
     assert [one["step"] for one in last_rows(rows)] == [2000, 2000]
+    assert "| 1.750 | +0.250 (c) | 2.500 |" in table([*rows, row("c", 1, 1.5)], "a", {"b": "c"})
     lines = table(rows, "a").splitlines()
     assert lines[0].endswith("| AL simulated | against a | AL gsm8k | a0 | a1 |")
     assert lines[2] == "| a | 1.5 | 2,000 | 0.50 | 2.0 | 3 | 1 | 10 | 2.000 |  |  | 0.500 | 0.250 |"
     assert "| b/x (running) |" in lines[3]
     assert "| 1.750 | -0.250 | 2.500 |" in lines[3]
+
+
+def test_sections_hold_each_group_against_its_own_baseline(tmp_path, capsys):
+    def row(variant, step, al):
+        return {
+            "variant": variant, "state": "finished", "num_trained_parameters": 1_500_000, "step": step,
+            "epochs": 0.5, "tokens": 2, "flops": 3e15, "head_flops": 1e15, "seconds": 9.6,
+            "acceptance": [0.5, 0.25], "visited_acceptance": [0.4, 0.2], "simulated_al": al,
+            "decoded": {}, "device": "cpu",
+        }  # fmt: skip
+
+    about = {
+        "baseline": "p",
+        "beside": ["e"],
+        "against": {"ttt": "e"},
+        "variants": ["e", "p", "ttt/1", "k/4", "k/8"],
+    }
+    rows = [row("e", 1, 1.0), row("e", 2, 2.0), row("p", 2, 1.5), row("ttt/1", 2, 1.25)]
+    (tmp_path / "study.json").write_text(json.dumps(about))
+    (tmp_path / "study.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    (tmp_path / "more.jsonl").write_text(json.dumps(row("k/4", 2, 1.75)) + "\n")
+    log = tmp_path / "log.jsonl.gz"
+    sections_main([str(tmp_path), str(tmp_path / "more.jsonl"), "--log", str(log)])
+    tables = [part.strip().splitlines() for part in capsys.readouterr().out.split("### ")[1:]]
+    cells = [[line.strip("| ").split(" | ") for line in lines[4:]] for lines in tables]
+    assert [(row[0], *row[5:7]) for row in cells[0]] == [("p", "1.500", ""), ("e", "2.000", "+0.500")]
+    assert [(row[0], *row[5:7]) for row in cells[1]] == [("e", "2.000", ""), ("ttt/1", "1.250", "-0.750")]
+    assert [(row[0], *row[5:]) for row in cells[2]] == [
+        ("p", "1.500", "", "0.400", "0.200"),
+        ("k/4", "1.750", "+0.250", "0.400", "0.200"),
+    ]
+    kept = read_rows(log)
+    assert [(one["variant"], "acceptance" in one) for one in kept] == [
+        ("e", False), ("e", True), ("p", True), ("ttt/1", True), ("k/4", True)
+    ]  # fmt: skip
 
 
 def test_decoded_figures_belong_to_the_last_validation(store, opener, tmp_path):
@@ -305,10 +343,11 @@ def test_figures_have_a_panel_for_each_group():
         "k": ["base", "eagle3", "k/4", "k/12"],
         "layers": ["base", "eagle3", "layers/1"],
     }
+    assert groups(rows, ["base"], {"k": "eagle3"})["k"] == ["eagle3", "k/4", "k/12"]
     assert groups(rows[:2], ["base"]) == {"all": ["base"]}
     assert groups(rows[-2:], []) == {"all": ["eagle3"]}
     figures = draw_study(rows, ["base", "eagle3"])
-    assert set(figures) == {"epochs", "flops", "acceptance"}
+    assert set(figures) == {"epochs", "flops", "acceptance", "overview"}
     assert all(png.startswith(b"\x89PNG") for png in figures.values())
     assert draw_study([]) == {}
 
@@ -444,7 +483,12 @@ def test_the_command_runs_a_study_and_reports(command_study, tmp_path, capsys):
     text = call(capsys, path, "--out", tmp_path, "--report")
     assert text.startswith("| variant |")
     assert (tmp_path / "table.md").read_text() == text
-    assert {figure.name for figure in tmp_path.glob("*.png")} == {"epochs.png", "flops.png", "acceptance.png"}
+    assert {figure.name for figure in tmp_path.glob("*.png")} == {
+        "epochs.png",
+        "flops.png",
+        "acceptance.png",
+        "overview.png",
+    }
     for wrong in ("--part=3/2", "--part=x", "--only=none"):
         with pytest.raises(SystemExit, match="2"):
             main(["study", str(path), "--out", str(tmp_path), wrong])
