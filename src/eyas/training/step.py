@@ -345,9 +345,10 @@ def chunk_sizes(bound: int, largest: int) -> tuple[int, int]:
     """Chunks as equal as may be: (slots of a chunk, slots of all), for `bound` slots or a few more.
 
     Chunks that are all full would leave up to one whole chunk of padding: 5,000 slots in chunks of at most
-    4,096 are 2 x 2,560, not 2 x 4,096.
+    4,096 are 2 x 2,560, not 2 x 4,096. They are whole sixteenths of the largest, so that a run's batches need
+    few sizes: each is compiled for itself, and past eight torch.compile gives up.
     """
-    number = max(-(-bound // largest), 1)
-    chunk = min(-(-bound // (number * 64)) * 64, largest)
+    number, grain = max(-(-bound // largest), 1), max(largest // 16, 64)
+    chunk = min(-(-bound // (number * grain)) * grain, largest)
     chunk = max(chunk, -(-bound // number), 1)
     return chunk, chunk * number
