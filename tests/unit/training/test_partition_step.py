@@ -85,7 +85,7 @@ def test_chunks_are_even_and_hold_all(bound, largest):
 
 
 def test_batches_of_a_run_need_few_sizes_of_chunks():
-    """Each is compiled for itself, and torch.compile takes eight: slots of 16 and 32 rows of 512, both heads."""
+    """Each is compiled for itself, and torch.compile takes eight: slots of 16 and 32 rows of 512."""
     for bounds in (range(16 * 250, 16 * 450, 7), range(14_000, 26_000, 7), range(28_000, 52_000, 13)):
         assert len({chunk_sizes(bound, 4096)[0] for bound in bounds}) <= 8
 
