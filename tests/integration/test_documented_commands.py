@@ -43,7 +43,7 @@ SHORTER = {
     "bench step": "--target shape:tiny -k 2 --batch 1 --acceptance 2 --steps 2 --repeats 1 --context 32",
     "calibrate": "-k 1,2 --batch 1 --tree= --max-tokens 4 --num-prompts 1 --context 16 --repeats 1",
 }
-KNOWN_MODELS = ("smollm2-135m",)
+KNOWN_MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b")
 
 
 def commands(page: Path) -> list[str]:
