@@ -167,6 +167,7 @@ def test_in_bfloat16_too_tree_rows_that_miss_their_root_fail(monkeypatch, broken
         (17.0, 16.5, 0.0, True),  # four spacings
         (17.0, 16.375, 0.0, False),  # five
         (16.5, 17.0, 0.0, True),  # this forward has them the other way round
+        (15.75, 15.25, -20.0, True),  # the largest logit, here a negative one, says how far numbers lie apart
         (17.0, 17.0, 18.0, False),  # close to each other, and both are wrong
         (float("nan"), 17.0, 0.0, False),
     ],
