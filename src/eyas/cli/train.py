@@ -61,23 +61,29 @@ def command(
 
 
 def pause_when_interrupted(trainer: Any) -> None:
-    """Let the first Ctrl-C end the run at its next log record, with a checkpoint; the second stops at once.
+    """Let the first Ctrl-C or SIGTERM end the run at its next log record, with a checkpoint.
 
-    One process only: several would not agree on which record is the next.
+    The second stops at once. SIGTERM is what `timeout`, SLURM and Kubernetes send before they kill. One
+    process only: several would not agree on which record is the next.
     """
     import signal
     import time
 
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return
+    ours: dict[signal.Signals, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+    }
+    ours = {number: usual for number, usual in ours.items() if signal.getsignal(number) is usual}
 
     def pause(number: int, frame: Any) -> None:  # noqa: ARG001 -- signal's signature
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for each, usual in ours.items():
+            signal.signal(each, usual)
         trainer.deadline = time.monotonic()
         text = "stopping at the next record, with a checkpoint; Ctrl-C again stops at once"
         console.notes().print(text, markup=False)
 
-    signal.signal(signal.SIGINT, pause)
+    for number in ours:
+        signal.signal(number, pause)
 
 
 def open_trainer(

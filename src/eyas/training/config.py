@@ -229,7 +229,8 @@ class RunSection:
     epochs: float | None = None
     max_steps: int | None = None
     max_minutes: float | None = None
-    """Wall clock of training, compilation included. The first limit reached ends the run."""
+    """Wall clock of training, compilation included, loading before it and the last validation not. The first
+    limit reached ends the run."""
     schedule_by: Literal["steps", "time"] = "steps"
     """What the learning rate follows; "time" fits a run into max_minutes whatever the speed."""
     log_every: int = 20
