@@ -35,7 +35,9 @@ def torchrun(processes, store, *jobs, device="cpu"):
     """Exit status and messages of parallel_child.train for each of `jobs` in turn, on so many processes."""
     paths = os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    # Without an address it asks for that of the machine's name, which nobody may know.
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    command.append(f"--nproc-per-node={processes}")
     command += [str(HERE / "parallel_child.py"), device, str(store), json.dumps(jobs, default=str)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     return done.returncode, done.stderr
