@@ -17,7 +17,7 @@ import torch
 from eyas.training.peagle.memory import GIB
 
 SLACK = 1.12
-"""Of the predicted peak: what the allocator loses to fragments, and how far predictions of long rows are off."""
+"""Of the predicted peak: the allocator loses some to fragments, and predictions of long rows are off."""
 POLL_SECONDS = 0.3
 
 
