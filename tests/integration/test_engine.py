@@ -489,4 +489,4 @@ def test_a_reused_row_starts_without_drafts(target, answer):
 def test_a_progress_bar_may_be_shown(target, capsys):
     make(target).generate([PROMPT] * 2, greedy(max_tokens=3), progress=True)
 
-    assert "generating" in capsys.rea.errerr().out
+    assert "generating" in capsys.readouterr().err
