@@ -3,7 +3,7 @@
     python tests/gpu/bench_attention.py --seconds 40           the plans in use, with PDL, other cases
     python tests/gpu/bench_attention.py --model 8b             one model
     python tests/gpu/bench_attention.py --tune --seconds 90    the same, then other plans, best first
-    python tests/gpu/bench_attention.py --sides --seconds 60   a step's cases: both sides, asks, merged folds
+    python tests/gpu/bench_attention.py --sides --seconds 60   a step's cases: both sides, asks
 
 Prints a JSON line per case as it goes, the most important first: 135m and 8b at context 1024. Kernels are
 compiled by other processes, all at once, in the order of the lines; no line is begun after --seconds, which
@@ -228,7 +228,6 @@ def sides(case: Case) -> list[Plan]:
     base = case.plan()
     _, kv_heads, _ = MODELS[case.model]
     tried = [base, *(replace(base, ask=ask) for ask in ("state", "before") if base.state)]
-    tried += [replace(base, merged=True)] if base.state else []
     tiles = case.batch * kv_heads * -(-case.pairs // 64)
     units, chunks = -(-case.keys // UNIT), -(-case.keys // CHUNK)
     if tiles > 100:
@@ -254,7 +253,6 @@ def short(plan: Plan) -> str:
     """Form for a key: unit, chunk or walk, tile's pairs, splits, warps, stages, side, what is asked for."""
     kind = {UNIT: "unit", CHUNK: "chunk", 0: "walk"}[plan.state]
     more = (" left" if plan.left else "") + ("" if plan.ask == "unit" else f" {plan.ask}")
-    more += " merged" if plan.merged else ""
     return f"{kind} m{plan.block_m} x{plan.splits} w{plan.warps} st{plan.stages}{more}"
 
 
@@ -383,7 +381,7 @@ def measure(line: Line, bad: list[str]) -> dict[str, object]:
                 {
                     short(plan): round(timed(without_fold(bench.forced(call, plan)), launches), 2)
                     for plan in dict.fromkeys((tried[0], best))
-                    if plan.state and not plan.merged
+                    if plan.state
                 },
             )
         one, two = bench.alone.get(False), bench.alone.get(True)

@@ -1,7 +1,6 @@
 """Attention plans and norms among their neighbours: decoder layers of a step in a CUDA graph.
 
     python tests/gpu/bench_layers.py --seconds 60
-    python tests/gpu/bench_layers.py --choices --seconds 22    MOST_LEFT and MOST_MERGED, which are off
 
 A kernel by itself says little about one whose start overlaps the kernel before. So this times whole layers
 (norm, qkv, attention, fold, o, norm, gate and up, down) with late launches: as they are, and with one thing
@@ -22,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -42,25 +41,11 @@ from eyas.targets.shapes import SHAPES
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_linear import timed
 
-PAGE, CONTEXT, BOUND = 16, 1088, 2048
+PAGE, CONTEXT, BOUND, ROWS = 16, 1088, 2048, 8
 UNIT = plans.unit(torch.bfloat16)
-
-
-class Case(NamedTuple):
-    """`rows` rows of each of `batch` requests, `layers` layers of a shape."""
-
-    shape: str
-    batch: int
-    layers: int
-    rows: int = 8
-
-
-CASES = [Case("llama-3.1-8b", 8, 8), Case("smollm2-135m", 64, 30), Case("llama-3.1-8b", 64, 8)]
-CASES += [Case("llama-3.1-8b", 1, 8), Case("smollm2-135m", 1, 30), Case("smollm2-135m", 8, 30)]
-# The most important first.
-CHOICES = [Case("llama-3.1-8b", 8, 8, 8), Case("smollm2-135m", 1, 30, 8), Case("smollm2-135m", 64, 30, 8)]
-CHOICES += [Case("smollm2-135m", 8, 30, 8), Case("llama-3.1-8b", 8, 4, 14), Case("llama-3.1-8b", 1, 8, 8)]
-CHOICES += [Case("smollm2-135m", batch, 30, 1) for batch in (1, 8, 64)] + [Case("llama-3.1-8b", 1, 4, 14)]
+CASES = [("llama-3.1-8b", 8, 8), ("smollm2-135m", 64, 30), ("llama-3.1-8b", 64, 8)]
+CASES += [("llama-3.1-8b", 1, 8), ("smollm2-135m", 1, 30), ("smollm2-135m", 8, 30)]
+"""Shape, requests, layers."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +70,6 @@ class Variant:
                 "left" if plan.left else "right",
             ]
             said += [] if plan.ask == "unit" else [plan.ask]
-            said += ["merged"] if plan.merged else []
         said += ["small early"] if self.small_early else []
         said += [f"norm w{self.norm_warps}"] if self.norm_warps else []
         return " ".join(said) or "in use"
@@ -125,31 +109,18 @@ def using(variant: Variant) -> Iterator[None]:
         plans.choose, pdl.options, norm._rms_norm_kernel = before
 
 
-def base_plan(case: Case) -> Plan:
-    config = SHAPES[case.shape]
-    pairs = case.rows * config.num_heads // config.num_kv_heads
+def base_plan(shape: str, batch: int, bound: int = BOUND) -> Plan:
+    config = SHAPES[shape]
+    pairs = ROWS * config.num_heads // config.num_kv_heads
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     kind = torch.bfloat16, config.head_dim, processors
-    return plans.choose(case.batch, config.num_kv_heads, pairs, BOUND, *kind)
+    return plans.choose(batch, config.num_kv_heads, pairs, bound, *kind)
 
 
-def choices(case: Case) -> list[Variant]:
-    """The plan in use; merged, of few keys also by chunks; of narrow heads the one on the other side."""
-    base = base_plan(case)
-    if SHAPES[case.shape].head_dim > 64:
-        tried = [replace(base, merged=True)] if base.state else []
-        if base.state == UNIT:
-            tried += [replace(base, state=CHUNK, splits=BOUND // CHUNK, stages=3, merged=True)]
-    else:
-        before, plans.MOST_LEFT = plans.MOST_LEFT, 64 - plans.MOST_LEFT
-        tried, plans.MOST_LEFT = [base_plan(case)], before
-    return [Variant(), *map(Variant, tried)]
-
-
-def variants(case: Case) -> list[Variant]:
+def variants(shape: str, batch: int) -> list[Variant]:
     """The plan in use first."""
-    base, kv_heads = base_plan(case), SHAPES[case.shape].num_kv_heads
-    tiles, units, chunks = case.batch * kv_heads, BOUND // UNIT, BOUND // CHUNK
+    base, kv_heads = base_plan(shape, batch), SHAPES[shape].num_kv_heads
+    tiles, units, chunks = batch * kv_heads, BOUND // UNIT, BOUND // CHUNK
     tried = [Variant(), Variant(small_early=True)]
     tried += [Variant(norm_warps=warps) for warps in (4, 16)]
     tried += [Variant(replace(base, ask=ask)) for ask in ("state", "before")]
@@ -165,16 +136,14 @@ def variants(case: Case) -> list[Variant]:
         tried += [Variant(left(CHUNK, few, stages=3, ask="before"), small_early=True)]
     if tiles * units <= 1100:
         tried += [Variant(left(UNIT, units, stages=2, ask=ask)) for ask in ("unit", "before")]
-    tried += [Variant(replace(base, merged=True))] if base.state else []
     return tried
 
 
 class Layers(nn.Module):
     """`count` decoder layers over the rows of a verification, each with its own cache."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, shape: str, batch: int, count: int) -> None:
         super().__init__()
-        shape, batch, count, rows = case
         config = SHAPES[shape]
         with torch.device("meta"):
             self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(count))
@@ -185,18 +154,18 @@ class Layers(nn.Module):
         for x in (*cache.keys, *cache.values):
             x.normal_()
         order = torch.randperm(batch * pages, device="cuda") + 1
-        start = torch.full((batch,), CONTEXT - rows, device="cuda")
+        start = torch.full((batch,), CONTEXT - ROWS, device="cuda")
         forward = uniform_batch(
-            token_ids=torch.zeros(batch, rows, dtype=torch.int64, device="cuda"),
+            token_ids=torch.zeros(batch, ROWS, dtype=torch.int64, device="cuda"),
             start=start,
-            counts=torch.full_like(start, rows),
+            counts=torch.full_like(start, ROWS),
             page_table=order.view(batch, pages).int(),
             page_size=PAGE,
             max_position=BOUND,
             max_visible=BOUND,
         )
         self.context = PagedContext(cache, forward)
-        self.x = torch.randn(batch * rows, config.hidden_size, device="cuda").bfloat16()
+        self.x = torch.randn(batch * ROWS, config.hidden_size, device="cuda").bfloat16()
         rotary = Rotary(config.rope, config.head_dim, BOUND).to("cuda")
         self.angles = rotary(forward.positions)
 
@@ -207,12 +176,12 @@ class Layers(nn.Module):
         return x
 
 
-def compile_one(case: Case, variant: Variant) -> None:
+def compile_one(shape: str, batch: int, variant: Variant) -> None:
     """In another process: compile the kernels of a layer into Triton's cache and launch nothing."""
     run = JITFunction.run
     try:
         with torch.no_grad():
-            layers = Layers(case._replace(layers=1))
+            layers = Layers(shape, batch, 1)
             JITFunction.run = lambda *given, **options: run(*given, **options | {"warmup": True})
             with using(variant):
                 layers()
@@ -220,30 +189,30 @@ def compile_one(case: Case, variant: Variant) -> None:
         JITFunction.run = run
 
 
-def measure(case: Case, tried: list[Variant]) -> dict[str, object]:
-    layers = Layers(case)
+def measure(shape: str, batch: int, count: int) -> dict[str, object]:
+    layers = Layers(shape, batch, count)
     figures: dict[str, float] = {}
     errors: dict[str, str] = {}
     first: dict[bool, torch.Tensor] = {}
     layers()
-    base = base_plan(case)
-    for variant in tried:
+    base = base_plan(shape, batch)
+    for variant in variants(shape, batch):
         side = (variant.plan or base).left
         try:
             with using(variant):
                 out = layers()
                 torch.cuda.synchronize()
-                figures[str(variant)] = round(timed(lambda _: layers(), 1, replays=15) / case.layers, 3)
+                figures[str(variant)] = round(timed(lambda _: layers(), 1, replays=15) / count, 3)
         except Exception as error:  # noqa: BLE001 - the other variants are worth having
             errors[str(variant)] = f"{type(error).__name__}: {error}"[:300]
             if "CUDA" in str(error):
                 break
             continue
         # Another number of warps adds squares in another order, of rows wider than 2,048.
-        norms = variant.norm_warps and SHAPES[case.shape].hidden_size > 2048
+        norms = variant.norm_warps and SHAPES[shape].hidden_size > 2048
         if not norms and not torch.equal(first.setdefault(side, out), out):
             errors[str(variant)] = "other bits"
-    record: dict[str, object] = dict(case._asdict())
+    record: dict[str, object] = {"shape": shape, "batch": batch, "layers": count}
     record |= {"us_a_layer": dict(sorted(figures.items(), key=lambda item: item[1]))}
     if len(first) == 2:
         scale = first[False].float().abs().mean()
@@ -257,23 +226,25 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=60, help="no further line is begun after this")
-    parser.add_argument("--cases", type=int, default=None, help="how many of the cases, in order")
-    parser.add_argument("--choices", action="store_true", help="only what MOST_LEFT and MOST_MERGED change")
+    parser.add_argument("--cases", type=int, default=len(CASES), help="how many of the cases, in order")
     options = parser.parse_args()
-    begin = time.time()
-    given, of = (CHOICES, choices) if options.choices else (CASES, variants)
-    cases = given[: options.cases]
+    begin, cases = time.time(), CASES[: options.cases]
     workers = max(1, min(14, (os.cpu_count() or 2) - 2))
     pool = ProcessPoolExecutor(
         workers, multiprocessing.get_context("spawn"), torch.set_num_threads, initargs=(1,)
     )
-    jobs = {case: [pool.submit(compile_one, case, variant) for variant in of(case)] for case in cases}
+    jobs = {
+        (shape, batch): [
+            pool.submit(compile_one, shape, batch, variant) for variant in variants(shape, batch)
+        ]
+        for shape, batch, _ in cases
+    }
     with torch.no_grad():
-        for case in cases:
+        for shape, batch, count in cases:
             if time.time() - begin > options.seconds:
                 break
-            failed = [str(job.exception())[:200] for job in jobs[case] if job.exception()]
-            record = measure(case, of(case))
+            failed = [str(job.exception())[:200] for job in jobs[shape, batch] if job.exception()]
+            record = measure(shape, batch, count)
             record |= {"not_compiled": failed} if failed else {}
             print(json.dumps(record | {"seconds": round(time.time() - begin, 1)}), flush=True)
             torch.cuda.empty_cache()

@@ -51,11 +51,10 @@ def use(monkeypatch, **constants):
 
 @pytest.fixture(params=[False, True], ids=["right", "left"])
 def side(request, monkeypatch):
-    """Which side of the products pairs are; on the left, a tile's last program folds its chunks."""
+    """Which side of the products pairs are."""
     from eyas.kernels.triton import paged_attention_plan
 
-    monkeypatch.setattr(paged_attention_plan, "MOST_LEFT", 128 if request.param else 0)
-    monkeypatch.setattr(paged_attention_plan, "MOST_MERGED", 8 if request.param else 0)
+    monkeypatch.setattr(paged_attention_plan, "LEFT", request.param)
 
 
 # The interpreter, which is slow, meets each two of these together, but not each three.
@@ -159,7 +158,7 @@ def test_bits_do_not_depend_on_the_batch(shape, dtype, window):
 @gpu
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_bits_do_not_depend_on_the_plan(shape, dtype, window, left, monkeypatch):
-    """A program a unit, a chunk, several chunks or all; on either side of the products; folded by either."""
+    """A program a unit, a chunk, several chunks or all; on either side of the products."""
     from eyas.kernels.triton import paged_attention_plan as plans
 
     case = problem(shape, dtype, [600 if INTERPRETED else 1100, 0, 255], 3)
@@ -168,16 +167,12 @@ def test_bits_do_not_depend_on_the_plan(shape, dtype, window, left, monkeypatch)
         {"state": "unit"},
         {"state": "chunk", "splits": 1},
         {"state": "chunk", "splits": 2},
-        {"state": "unit", "merged": True},
-        {"state": "chunk", "splits": 2, "merged": True},
         {"state": 0, "splits": 1, "block_m": 32 if dtype == HALF else 16},
     ]
     if not INTERPRETED:
         ways += [
             {"state": "unit", "stages": 4},
             {"state": "chunk", "splits": 2, "stages": 4},
-            {"state": "chunk", "splits": 1, "merged": True},
-            {"state": "chunk", "splits": 9, "merged": True},
             {"state": 0, "splits": 1, "stages": 4},
             {"state": 0, "splits": 1, "block_m": 16},
         ]
@@ -290,42 +285,11 @@ def test_a_tree_has_the_same_bits_in_any_batch(shape, rows):
         assert torch.isfinite(out).all()
 
 
-@each_shape
-@gpu
-def test_the_last_program_of_a_tile_leaves_no_count(shape, monkeypatch):
-    """Requests of no, one and several states, sinks, a window: arrivals are counted anew by each launch."""
-    from eyas.kernels.triton import linear
-    from eyas.kernels.triton import paged_attention_plan as plans
-
-    case = problem(shape, HALF, [600, 0, 255], 3)
-    sinks = torch.linspace(-2, 3, shape[0], device=DEVICE)
-    choose, results = plans.choose, []
-    for merged in (False, True):
-
-        def forced(*given, merged=merged):
-            splits = min(2, -(-given[3] // plans.CHUNK))
-            return replace(choose(*given), state=plans.CHUNK, splits=splits, merged=merged)
-
-        monkeypatch.setattr(plans, "choose", forced)
-        windows = (None, 300 // UNIT)
-        results += [case.attend(case.chain(), sinks=sinks, window=window)[0] for window in windows]
-    for one, two in zip(results[:2], results[2:], strict=True):
-        assert torch.equal(one, two)
-    (ring,) = (ring for device, ring in linear._counters.items() if device.type == DEVICE)
-    assert linear._next_counter > 0
-    assert not ring.any()
-
-
 @pytest.mark.skipif(INTERPRETED, reason="needs a CUDA graph")
 @each_shape
 @gpu
-@pytest.mark.parametrize("merged", [False, True])
-def test_in_a_graph(shape, merged, monkeypatch):
-    """Captured once with short requests, replayed with long ones; counts of arrivals start at 0 again."""
-    from eyas.kernels.triton import paged_attention_plan as plans
-
-    choose = plans.choose
-    monkeypatch.setattr(plans, "choose", lambda *given: replace(choose(*given), merged=merged))
+def test_in_a_graph(shape):
+    """Captured once with short requests, replayed with long ones."""
     case = problem(shape, HALF, [1200, 900], 8)
     fields = case.chain()
     expected = case.attend(fields)[0]
@@ -339,10 +303,8 @@ def test_in_a_graph(shape, merged, monkeypatch):
         # cos and sin are made inside from the positions, and max_visible is given: nothing is read back.
         out = case.attend(short, max_visible=2048)[0]
     static[2].copy_(fields.visible)
-    for _ in range(3):
-        graph.replay()
-        assert torch.equal(out, expected)
-        out.zero_()
+    graph.replay()
+    assert torch.equal(out, expected)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the child process")

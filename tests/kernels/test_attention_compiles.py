@@ -15,7 +15,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 MOST_SHARED_BYTES = 227 * 1024
 TYPES = {
-    "*i32": ("page_table", "q_start", "visible", "live", "arrived"),
+    "*i32": ("page_table", "q_start", "visible", "live"),
     "*i64": ("tree_bits", "slots", "positions", "start", "counts", "depths", "bits", "bits_out"),
     "*fp32": ("cos", "sin", "cos_out", "sin_out", "sinks", "acc", "peak", "total"),
 }
@@ -27,7 +27,6 @@ TILE |= {"HAS_WINDOW": False, "HAS_TREE": False, "HAS_SINKS": False}
 ALL = {"HAS_WINDOW": True, "HAS_TREE": True, "HAS_SINKS": True}
 WAYS = {"PAGE_SIZE": 16, "BLOCK_N": 64, "BLOCK_R": 1, "ROTATE": False, "SPLIT": True}
 WAYS |= TILE | {"EXACT": False, "ASK": attention.BEFORE.value, "LEFT": False, "BLOCK_Q": 32}
-WAYS |= {"MERGED": 0}
 LEFT = {"LEFT": True, "BLOCK_M": 64}
 WALK = {"SPLIT": False, "STATE": 256, "UNIFORM": False}
 
@@ -39,15 +38,6 @@ CASES = {
         HEADS | WAYS | WALK | {"ROTATE": True, "BLOCK_M": 16, "BLOCK_Q": 16},
     ),
     "a program a chunk": (attention.attention_kernel, HEADS | WAYS | {"STATE": 256}),
-    "merged chunks": (
-        attention.attention_kernel,
-        HEADS | WAYS | {"STATE": 256, "MERGED": 4, "ROTATE": True, "BLOCK_R": 8},
-    ),
-    "merged units": (attention.attention_kernel, HEADS | WAYS | {"MERGED": 4, "ROTATE": True, "BLOCK_R": 8}),
-    "left, merged chunks": (
-        attention.attention_kernel,
-        HEADS | WAYS | LEFT | {"STATE": 256, "MERGED": 2, "ROTATE": True, "BLOCK_R": 16, "BLOCK_Q": 64},
-    ),
     "16 pairs": (attention.attention_kernel, HEADS | WAYS | {"BLOCK_M": 16, "BLOCK_Q": 16, "ROTATE": True}),
     "rotated": (attention.attention_kernel, HEADS | WAYS | {"ROTATE": True, "BLOCK_R": 16}),
     "left walk": (attention.attention_kernel, HEADS | WAYS | WALK | LEFT),
@@ -123,10 +113,7 @@ def test_compiles_and_fits(name):
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize(
     "name",
-    [
-        *("walk", "left walk", "a program a chunk", "merged chunks", "rotated"),
-        *("second pass", "norm", "rotation of normed heads"),
-    ],
+    ["walk", "left walk", "a program a chunk", "rotated", "second pass", "norm", "rotation of normed heads"],
 )
 def test_a_kernel_waits_before_it_reads_and_lets_the_next_one_in(name, early):
     kernel, constants = CASES[name]

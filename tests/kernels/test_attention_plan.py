@@ -76,23 +76,3 @@ def test_every_state_has_a_program_that_stores_it():
 )
 def test_states_folded_together(state, max_states, width, together):
     assert plans.folded_together(state, max_states, width) == together
-
-
-@pytest.mark.parametrize(
-    ("state", "block_m", "width", "at_once"),
-    [(CHUNK, 32, 128, 4), (CHUNK, 64, 128, 2), (CHUNK, 32, 256, 2), (UNIT, 64, 128, 4), (UNIT, 16, 64, 16)],
-)
-def test_states_of_a_tile_loaded_at_once(state, block_m, width, at_once):
-    assert plans.folded_at_once(state, block_m, width) == at_once
-
-
-def test_few_chunks_are_merged_and_the_width_of_heads_decides_the_side(monkeypatch):
-    monkeypatch.setattr(plans, "MOST_MERGED", 8)
-    monkeypatch.setattr(plans, "MOST_LEFT", 64)
-    for requests, pairs, bound in product((1, 8, 64), (3, 24, 300), (64, 2048, 4096)):
-        narrow, wide = (
-            plans.choose(requests, 8, pairs, bound, torch.bfloat16, width, 132) for width in (64, 128)
-        )
-        assert (narrow.left, narrow.block_m, wide.left) == (True, 64, False)
-        for plan in (narrow, wide):
-            assert plan.merged == (plan.state == CHUNK and bound <= 2048)

@@ -169,7 +169,7 @@ def launch(
         partial = x.new_empty(
             tiles.splits * programs * tiles.block_out * tiles.block_rows, dtype=torch.float32
         )
-        arrived = take_counters(x.device, programs)
+        arrived = _take_counters(x.device, programs)
     kernels.linear_kernel[(programs, tiles.splits if tiles.parallel else 1)](
         *_operands(tiles, x, weight),
         bias,
@@ -297,7 +297,7 @@ def _lines(tiles: Tiling, x: Tensor, weight: Tensor, programs: int) -> int:
     return min(lines, 1 << max(depth.bit_length() - 1, 0))
 
 
-def take_counters(device: torch.device, count: int) -> Tensor:
+def _take_counters(device: torch.device, count: int) -> Tensor:
     """The next `count` zeros of a ring. The last arrival puts zeros back.
 
     Launches that may run at the same time (two streams, or a kernel that starts early) get different ones.

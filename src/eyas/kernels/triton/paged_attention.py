@@ -10,14 +10,13 @@ matter when a sum is scaled, only in which order it is summed. A key that a row 
 So all these give equal bits (paged_attention_plan.py says which is taken when):
 
     few tiles       a program a unit; its state goes to memory, and all are folded from there
-    more tiles      a program sums one or several chunks, whose states are folded from memory,
-                    by a second kernel or (MOST_MERGED) by the program of the tile that stores the last one
+    more tiles      a program sums one or several chunks, whose states are folded from memory
     whole prompts   one program walks all keys of its tile and keeps the sums
 
 and rows of a chain verified together or decoded one by one do too. Products have keys, then the head's width,
 on the left side and pairs on the right: the instruction is the same for any number of rows. (With
-`paged_attention_plan.MOST_LEFT`, by the width of heads alone, 64 pairs are on the left: other bits, as equal
-among themselves.) Trees put a row's own keys at other KV indices: their sums differ in order.
+`paged_attention_plan.LEFT`, off until it is measured, 64 pairs are on the left: other bits, as equal among
+themselves.) Trees put a row's own keys at other KV indices: their sums differ in order.
 
 (A number below 2^-126 of the peak is lost in one order and not in another; it is far below rounding.)
 
@@ -36,7 +35,6 @@ from eyas.kernels.triton import paged_attention_kernels as kernels
 from eyas.kernels.triton import paged_attention_plan as plans
 from eyas.kernels.triton import pdl
 from eyas.kernels.triton.kv_write import packed_heads
-from eyas.kernels.triton.linear import take_counters
 from eyas.kernels.triton.rotary import rotate_and_cache
 
 FUSE_ROTATION = True
@@ -153,9 +151,6 @@ def _attend(
     tiles = requests * tiles_each * kv_heads
     acc = peak = total = out
     split = plan.state > 0
-    merged, arrived = split and plan.merged, visible
-    if merged:
-        arrived = take_counters(device, tiles)
     if split:
         states = tiles * max_states * kept
         acc = torch.empty(states * block_d, dtype=torch.float32, device=device)
@@ -185,7 +180,6 @@ def _attend(
         acc,
         peak,
         total,
-        arrived,
         scale * math.log2(math.e),
         queries.stride(0),
         page_table.stride(0),
@@ -206,13 +200,12 @@ def _attend(
         EXACT=queries.dtype == torch.float32,
         ASK=_asked(plan, device, window),
         LEFT=plan.left,
-        MERGED=plans.folded_at_once(state, plan.block_m, block_d) if merged else 0,
         num_warps=plan.warps,
         num_stages=plan.stages,
         enable_fp_fusion=False,
         **pdl.options(small=False),
     )
-    if split and not merged:
+    if split:
         kernels.fold_kernel[(kv_heads, tiles_each * kept, requests)](
             out,
             q_start,

@@ -307,47 +307,8 @@ def _store_state(
         tl.store(acc_ptr + goal, acc, mask=_each(live, LEFT))
 
 
-@triton.jit
-def _fold_tile(
-    acc_ptr, peak_ptr, total_ptr, begin, live, first, end, kept_pairs, BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr, PER_CHUNK: tl.constexpr, BATCH: tl.constexpr, LEFT: tl.constexpr,
-):  # fmt: skip
-    """Fold the stored states [first, end) of all pairs of a tile, whose state 0 would be at `begin`.
-
-    In the order of _fold_stored: PER_CHUNK states, then the chunks. BATCH, a multiple, are loaded at once.
-    """
-    peak, total, acc = _nothing(BLOCK_M, BLOCK_D, LEFT)
-    pair = tl.arange(0, BLOCK_M)
-    inside = _each(pair * BLOCK_D, LEFT) + _each(tl.arange(0, BLOCK_D), not LEFT)
-    for batch in range(first // BATCH, (end + BATCH - 1) // BATCH):
-        peaks = ()
-        totals = ()
-        accs = ()
-        for i in tl.static_range(BATCH):
-            state = batch * BATCH + i
-            there = live & (state >= first) & (state < end)
-            at = begin + state * kept_pairs
-            # .cg: from the cache that all programs share.
-            peaks += (tl.load(peak_ptr + at + pair, mask=there, other=NONE, cache_modifier=".cg"),)  # type: ignore[assignment]
-            totals += (tl.load(total_ptr + at + pair, mask=there, other=0.0, cache_modifier=".cg"),)  # type: ignore[assignment]
-            accs += (  # type: ignore[assignment]
-                tl.load(
-                    acc_ptr + at * BLOCK_D + inside, mask=_each(there, LEFT), other=0.0, cache_modifier=".cg"
-                ),
-            )
-        for chunk in tl.static_range(BATCH // PER_CHUNK):
-            part_peak, part_total, part = _nothing(BLOCK_M, BLOCK_D, LEFT)
-            for i in tl.static_range(PER_CHUNK):
-                part_peak, part_total, part = _fold(
-                    part_peak, part_total, part, peaks[chunk * PER_CHUNK + i], totals[chunk * PER_CHUNK + i],
-                    accs[chunk * PER_CHUNK + i], LEFT,
-                )  # fmt: skip
-            peak, total, acc = _fold(peak, total, acc, part_peak, part_total, part, LEFT)
-    return peak, total, acc
-
-
 # Whether these are multiples of 16 changes nothing, and shall not cost a compilation.
-_VARIED = ["arrived_ptr", "page_stride", "num_pages", "num_cache_pages", "window", "max_rows", "splits"]
+_VARIED = ["page_stride", "num_pages", "num_cache_pages", "window", "max_rows", "splits"]
 _VARIED_STATES = ["max_states", "kept_pairs"]
 
 
@@ -355,18 +316,15 @@ _VARIED_STATES = ["max_states", "kept_pairs"]
 def attention_kernel(
     query_ptr, key_cache_ptr, value_cache_ptr, out_ptr, page_table_ptr, q_start_ptr, visible_ptr,
     tree_bits_ptr, sinks_ptr, slots_ptr, cos_ptr, sin_ptr, acc_ptr, peak_ptr, total_ptr,
-    arrived_ptr, scale, query_stride, page_stride, num_pages, num_cache_pages, window, max_rows, splits,
-    max_states, kept_pairs, PAGE_SIZE: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    scale, query_stride, page_stride, num_pages, num_cache_pages, window, max_rows, splits, max_states,
+    kept_pairs, PAGE_SIZE: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_Q: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_TREE: tl.constexpr, HAS_SINKS: tl.constexpr, UNIFORM: tl.constexpr, ROTATE: tl.constexpr,
-    SPLIT: tl.constexpr, EXACT: tl.constexpr, ASK: tl.constexpr, LEFT: tl.constexpr,
-    MERGED: tl.constexpr, PDL: tl.constexpr,
+    SPLIT: tl.constexpr, EXACT: tl.constexpr, ASK: tl.constexpr, LEFT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: a KV head, a tile of a request's pairs, and its states split, split + splits, ...
-
-    MERGED: states that the last program of a tile loads at once to fold them all; 0 if fold_kernel does.
 
     Loads that don't need each other are asked for side by side: a program of few keys costs two waits for
     memory, one for pages, limits, queries and new rows, one for keys and values.
@@ -485,21 +443,6 @@ def attention_kernel(
             out_ptr, sinks_ptr, token, head, live, peak, total, acc, NUM_HEADS, HEAD_DIM, BLOCK_D, HAS_SINKS,
             LEFT,
         )  # fmt: skip
-    if SPLIT and MERGED > 0:  # noqa: SIM102 - the first is known to the compiler
-        if end - first > 1:
-            # All threads' stores come before the one thread's atomic, and its acquire before all their loads.
-            tl.debug_barrier()
-            arrived = tl.atomic_add(arrived_ptr + place, 1, sem="acq_rel", scope="gpu")
-            if arrived == workers - 1:
-                tl.store(arrived_ptr + place, 0)
-                peak, total, acc = _fold_tile(
-                    acc_ptr, peak_ptr, total_ptr, place * max_states * kept_pairs, live, first, end,
-                    kept_pairs, BLOCK_M, BLOCK_D, CHUNK // STATE, MERGED, LEFT,
-                )  # fmt: skip
-                _store_out(
-                    out_ptr, sinks_ptr, token, head, live, peak, total, acc, NUM_HEADS, HEAD_DIM, BLOCK_D,
-                    HAS_SINKS, LEFT,
-                )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_keys", "window", "max_rows", *_VARIED_STATES])

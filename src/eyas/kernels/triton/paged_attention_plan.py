@@ -12,16 +12,16 @@ MOST_ROTATED = 16
 """Rows of a request up to which attention rotates and caches them itself."""
 MOST_FOLDED = 32
 """States whose loads are under way together where they are folded from memory."""
-MOST_AT_ONCE = 1 << 14
-"""Numbers of states of a whole tile whose loads are under way together: 128 a thread."""
 WAVES_OF_UNITS = 3
 """Programs a processor up to which each takes a unit of keys 128 wide, or two of keys 64 wide."""
 WAVES_OF_WALKS = 1.4
 """Tiles a processor from which on a program walks all keys of its tile."""
-MOST_LEFT = 0
-"""Width of heads up to which pairs are the left side of the products: 0 for none, 64, or at most 128."""
-MOST_MERGED = 0
-"""Chunks of a launch up to which a tile's last program folds them, not a second kernel. The same bits."""
+LEFT = False
+"""Whether pairs are the left side of the products, where heads are not wider than MOST_LEFT."""
+
+
+MOST_LEFT = 128
+"""Width of heads up to which sums of 64 pairs fit in registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,6 @@ class Plan:
     """Whether pairs are the left side of the products, which is 64 high in 16-bit types."""
     ask: Literal["unit", "state", "before"] = "unit"
     """What a program asks L2 for: its first unit, its first state, or that before the kernel before ends."""
-    merged: bool = False
-    """Whether the last program of a tile folds its states; otherwise a second kernel does."""
 
     def __post_init__(self) -> None:
         # With one stage Triton puts a unit's weights where its keys were. ptxas 12.8, which Triton 3.6
@@ -74,14 +72,6 @@ def folded_together(state: int, max_states: int, width: int) -> int:
     return max(min(most, int(triton.next_power_of_2(max_states))), CHUNK // state)
 
 
-def folded_at_once(state: int, block_m: int, width: int) -> int:
-    """States of a whole tile that its last program loads at once: whole chunks, as registers allow.
-
-    Example, 128 wide: chunks of 32 pairs -> 4, of 64 pairs -> 2; units of 32 or 64 pairs -> the 4 of a chunk.
-    """
-    return max(MOST_AT_ONCE // (block_m * width), CHUNK // state)
-
-
 def choose(
     requests: int, kv_heads: int, pairs: int, bound: int, dtype: torch.dtype, head_dim: int, processors: int
 ) -> Plan:
@@ -92,7 +82,7 @@ def choose(
     device: each program walks its keys alone, stores no state, and nothing is folded.
     """
     keys = unit(dtype)
-    left = head_dim <= MOST_LEFT
+    left = LEFT and head_dim <= MOST_LEFT
     block_m = 16 if dtype == torch.float32 else 64 if left else 16 if pairs <= 16 else 32
     tiles = requests * kv_heads * triton.cdiv(pairs, block_m)
     units, chunks = max(triton.cdiv(bound, keys), 1), max(triton.cdiv(bound, CHUNK), 1)
@@ -102,5 +92,4 @@ def choose(
     if tiles >= WAVES_OF_WALKS * processors:
         return Plan(block_m, 0, 1, 4, stages, left)
     # A wave of two programs a processor: a last chunk of a few keys would start another.
-    splits = min(chunks, max(2 * processors // tiles, 1))
-    return Plan(block_m, CHUNK, splits, 4, stages, left, merged=chunks <= MOST_MERGED)
+    return Plan(block_m, CHUNK, min(chunks, max(2 * processors // tiles, 1)), 4, stages, left)
