@@ -65,8 +65,8 @@ CASES = {
     "chain rows": (rows._rows_kernel, {"HAS_TREE": False, "REQUESTS": 0, "BLOCK": 128}),
     "packed rows": (rows._rows_kernel, {"HAS_TREE": False, "REQUESTS": 64, "BLOCK": 32}),
     "tree rows": (rows._rows_kernel, {"HAS_TREE": True, "REQUESTS": 0, "BLOCK": 128}),
-    "norm": (norm._rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096, "PDL": 1, "live_ptr": None}),
-    "norm of rows that count": (norm._rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096, "PDL": 1}),
+    "norm": (norm._rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096, "PAIRED": False, "PDL": 1, "live_ptr": None}),
+    "norm of rows that count": (norm._rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096, "PAIRED": False, "PDL": 1}),
 }
 
 

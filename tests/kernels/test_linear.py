@@ -230,6 +230,50 @@ def test_the_cut_does_not_change_bits(name):
             assert torch.equal(result, results[0])
 
 
+SUMMED = [_cut(splits=3, parallel=True), _cut(splits=2, parallel=True, block_rows=32)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cut", SUMMED, ids=str)
+@pytest.mark.gpu
+def test_a_norm_that_sums_has_the_bits_of_a_product_and_a_norm(cut, dtype, monkeypatch):
+    """On rows that count; no others are written."""
+    from eyas.kernels.triton import linear as kernels
+
+    monkeypatch.setattr(kernels, "tiling", lambda *_, **__: cut)
+    problem = _problem(18, 92, 24, dtype)
+    x, residual = problem["x"].view(2, 9, 92), problem["residual"].view(2, 9, 24)
+    norm = {"norm_weight": _random(24, dtype=dtype, seed=9) + 1, "eps": 1e-3}
+    for live in (None, 18, 7, 0):
+        count = None if live is None else torch.tensor([live], dtype=torch.int32, device=DEVICE)
+        given = {"residual": residual, "live": count}
+        with use_backend("triton"):
+            hidden, normed = dispatch.linear_norm(x, problem["weight"], **given, **norm)
+            expected = dispatch.linear(x, problem["weight"], **given).view(18, 24)[:live]
+            expected_norm = dispatch.rms_norm(expected, *norm.values())
+        assert hidden.shape == normed.shape == residual.shape
+        assert torch.equal(hidden.view(18, 24)[:live], expected)
+        assert torch.equal(normed.view(18, 24)[:live], expected_norm)
+    with use_backend("reference"):
+        hidden, normed = dispatch.linear_norm(x, problem["weight"], residual=residual, **norm)
+        assert torch.equal(hidden, dispatch.linear(x, problem["weight"], residual=residual))
+        assert torch.equal(normed, dispatch.rms_norm(hidden, *norm.values()))
+
+
+@pytest.mark.gpu
+def test_a_norm_after_a_product_that_is_not_split_is_left_to_its_reader():
+    problem = _problem(3, 72, 40, torch.float32)
+    norm = {"norm_weight": problem["bias"], "eps": 1e-3}
+    with use_backend("triton"):
+        hidden, normed = dispatch.linear_norm(
+            problem["x"], problem["weight"], residual=problem["residual"], **norm
+        )
+        assert torch.equal(
+            hidden, dispatch.linear(problem["x"], problem["weight"], residual=problem["residual"])
+        )
+    assert normed is None
+
+
 LIVE_CUTS = {
     "loop": _cut(),
     "splits side by side": _cut(splits=3, parallel=True),

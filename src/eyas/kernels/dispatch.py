@@ -157,6 +157,27 @@ def linear(
     return out
 
 
+def linear_norm(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    live: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """See eyas.kernels.reference.linear.linear_norm."""
+    twin, x, _ = _product(x, weight, None, eps)
+    if twin is _linear:
+        # The library may multiply for Triton's norm.
+        hidden = twin.linear(x, weight, residual=residual, live=live)
+        return hidden, rms_norm(hidden, norm_weight, eps)
+    out: tuple[Tensor, Tensor | None] = twin.linear_norm(
+        x, weight, residual=residual, norm_weight=norm_weight, eps=eps, live=live
+    )
+    return out
+
+
 def gated_linear(
     x: Tensor,
     gate_up_weight: Tensor,

@@ -1,6 +1,7 @@
 """Matrix products of the decode path, with what stands before and after them in a layer.
 
     linear         rms_norm(x) @ W^T + bias + residual
+    linear_norm    the same without a norm before, and the norm that comes after
     gated_linear   silu(gate) * up, gate and up = rms_norm(x) @ W^T
     max_linear     largest logit of every row and where it stands
 
@@ -28,6 +29,23 @@ def linear(
     """X [..., K], weight [N, K] -> [..., N]; norm_weight [K], bias [N], residual [..., N], live int32 [1]."""
     out = functional.linear(_normed(x, norm_weight, eps), weight, bias)
     return out if residual is None else residual + out
+
+
+def linear_norm(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    live: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """(hidden, rms_norm(hidden)) [..., N], hidden = residual + linear(x); x [..., K], weight [N, K].
+
+    The second is None where the norm would be a launch of its own: whoever reads hidden norms it then.
+    """
+    hidden = linear(x, weight, residual=residual, live=live)
+    return hidden, rms_norm(hidden, norm_weight, eps)
 
 
 def gated_linear(

@@ -20,7 +20,7 @@ from eyas.kernels.triton import pdl
 from eyas.kernels.triton.linear_parts import parts_kernel
 from eyas.kernels.triton.linear_short import short_kernel
 from eyas.kernels.triton.linear_tiling import NUM_SMS, Tiling, tiling
-from eyas.kernels.triton.norm import rms_norm
+from eyas.kernels.triton.norm import rms_norm, sum_norm
 
 _COUNTERS = 1 << 18
 """Arrivals that are counted at the same time at most; a step of an 8B model counts 4,096."""
@@ -57,6 +57,26 @@ def linear(
             live=live,
         )
     return out
+
+
+def linear_norm(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    live: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """See eyas.kernels.reference.linear.linear_norm. Normed only where K-splits leave their sum to the norm."""
+    rows, width = _rows(x), weight.shape[0]
+    tiles = tiling(width, weight.shape[1], len(rows)) if len(rows) else None
+    if tiles is None or not tiles.parallel or tiles.parts:
+        return linear(x, weight, residual=residual, live=live), None
+    parts = torch.empty(tiles.splits, len(rows), width, dtype=torch.float32, device=x.device)
+    launch(tiles, rows, weight, parts, live=live, summed=False)
+    hidden, normed = sum_norm(parts, residual.reshape(-1, width), norm_weight, eps, live)
+    return hidden.view(residual.shape), normed.view(residual.shape)
 
 
 def gated_linear(
@@ -106,8 +126,12 @@ def launch(
     residual: Tensor | None = None,
     gated: bool = False,
     live: Tensor | None = None,
+    summed: bool = True,
 ) -> None:
-    """Compute x [T, K] @ weight^T into `out`, cut as `tiles` says; `live`: see the reference."""
+    """Compute x [T, K] @ weight^T into `out`, cut as `tiles` says; `live`: see the reference.
+
+    With `summed` off `out` is float32 [splits, T, width]: parallel splits that somebody else adds.
+    """
     assert tiles.splits == 1 or not gated, "a K-split has no gate to put through SiLU"
     rows, size = x.shape
     width = out.shape[-1]
@@ -165,7 +189,9 @@ def launch(
         )
         return
     partial = arrived = None
-    if tiles.parallel:
+    if not summed:
+        partial = out
+    elif tiles.parallel:
         partial = x.new_empty(
             tiles.splits * programs * tiles.block_out * tiles.block_rows, dtype=torch.float32
         )

@@ -190,8 +190,12 @@ def linear_kernel(
     PDL: tl.constexpr,
     PREFETCH: tl.constexpr,
 ) -> None:
-    """One tile of the output; with PARALLEL one K-split of it, and the last to arrive adds them in order."""
+    """One tile of the output; with PARALLEL one K-split of it, and the last to arrive adds them in order.
+
+    With PARALLEL and no arrivals to count, the sums of the splits are the result: partial [SPLITS, rows, OUT].
+    """
     EXACT: tl.constexpr = SPLITS * LENGTH == K
+    rows_of_part = num_rows
     num_rows = _counted(live_ptr, num_rows, PDL)
     if live_ptr is not None:  # noqa: SIM102 - the first is known to the compiler
         if _idle(num_rows, OUT, BLOCK_OUT, BLOCK_ROWS):
@@ -216,7 +220,10 @@ def linear_kernel(
     let_in(PDL, LATE)
     if GATED:
         acc = acc / (1 + tl.exp(-acc)) * up
-    if PARALLEL:
+    if PARALLEL and arrived_ptr is None:
+        part_ptr = partial_ptr + split.to(tl.int64) * rows_of_part * OUT
+        _finish(acc, row, column, num_rows, None, None, part_ptr, OUT)
+    elif PARALLEL:
         SIZE: tl.constexpr = BLOCK_OUT * BLOCK_ROWS
         program, num_programs = tl.program_id(0), tl.num_programs(0)
         inside = tl.arange(0, BLOCK_OUT)[:, None] * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[None, :]
