@@ -32,6 +32,7 @@ from eyas.kernels.settings import use_pdl
 from eyas.kernels.triton import norm, pdl
 from eyas.kernels.triton import paged_attention_plan as plans
 from eyas.kernels.triton.paged_attention_plan import CHUNK, Plan
+from eyas.nn.norm import Stream
 from eyas.nn.paged import PagedContext, allocate_cache, uniform_batch
 from eyas.nn.random_weights import fill
 from eyas.nn.rotary import Rotary
@@ -170,10 +171,11 @@ class Layers(nn.Module):
         self.angles = rotary(forward.positions)
 
     def forward(self) -> torch.Tensor:
-        x = self.x
-        for layer in self.layers:
-            x = layer(x, *self.angles, self.context)
-        return x
+        stream = Stream(self.x)
+        norms = [*(layer.input_layernorm for layer in self.layers[1:]), None]
+        for layer, after in zip(self.layers, norms, strict=True):
+            stream = layer(stream, *self.angles, self.context, after)
+        return stream.hidden
 
 
 def compile_one(shape: str, batch: int, variant: Variant) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from eyas.kernels import dispatch
 from eyas.nn.linear import Linear
-from eyas.nn.norm import RMSNorm
+from eyas.nn.norm import RMSNorm, Stream
 from eyas.nn.paged import PagedContext
 
 
@@ -78,13 +78,15 @@ class Attention(nn.Module):
         *,
         norm: RMSNorm | None = None,
         residual: Tensor | None = None,
+        after: RMSNorm | None = None,
         keep: Callable[[Tensor], Tensor] | None = None,
         live: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Stream:
         """Compute residual + attention(norm(x)): x [..., input_size] -> [..., hidden_size], as residual is.
 
         cos and sin are [..., head_dim / 2]. `keep` picks the rows whose output is wanted, of any [T, width];
-        the others are keys and values only. Rows from `live` (int32 [1]) on may be left out (see Linear).
+        the others are keys and values only. Rows from `live` (int32 [1]) on may be left out (see Linear;
+        `after` too).
         """
         lead = x.shape[:-1]
         fused: Tensor = self.qkv_proj(x, norm=norm, live=live)
@@ -106,8 +108,7 @@ class Attention(nn.Module):
         out = out.reshape(*lead, self.q_size)
         if keep is not None:
             out, residual, live = keep(out), None if residual is None else keep(residual), None
-        projected: Tensor = self.o_proj(out, residual=residual, live=live)
-        return projected
+        return self.o_proj.add(out, residual, after, live)
 
     def _heads(self, fused: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Fused rows [..., (H + 2 KV) dh] -> q [..., H, dh] and k, v [..., KV, dh], q and k rotated."""

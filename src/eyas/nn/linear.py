@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from eyas.kernels import dispatch
 from eyas.kernels.reference.linear import largest
-from eyas.nn.norm import RMSNorm
+from eyas.nn.norm import RMSNorm, Stream
 
 MIN_ROWS = 4
 """Products of fewer rows are padded to this many."""
@@ -85,6 +85,15 @@ class PackedWeight:
         out = out[:num_rows].view(*x.shape[:-1], out.shape[-1])
         return out if residual is None else residual + out
 
+    def add(
+        self, x: Tensor, weight: Tensor, residual: Tensor, after: RMSNorm, live: Tensor | None = None
+    ) -> Stream:
+        """Residual + linear(x), and `after` of it where that costs no launch of its own."""
+        if self.tensor is None:
+            arguments = _norm_arguments(after)
+            return Stream(*dispatch.linear_norm(x, weight, residual=residual, live=live, **arguments))
+        return Stream(self.linear(x, weight, residual=residual))
+
     def max_linear(
         self, x: Tensor, weight: Tensor, index_map: Tensor | None = None, *, norm: RMSNorm | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -114,6 +123,14 @@ class Linear(nn.Linear):
         Rows from `live` (int32 [1]) on may be left out; so in `gated`.
         """
         return self.packed.linear(x, self.weight, self.bias, norm=norm, residual=residual, live=live)
+
+    def add(
+        self, x: Tensor, residual: Tensor | None, after: RMSNorm | None, live: Tensor | None = None
+    ) -> Stream:
+        """Compute residual + linear(x), to be read by the norm `after`, which may come with it."""
+        if residual is None or after is None or self.bias is not None:
+            return Stream(self(x, residual=residual, live=live))
+        return self.packed.add(x, self.weight, residual, after, live)
 
     def gated(self, x: Tensor, *, norm: RMSNorm | None = None, live: Tensor | None = None) -> Tensor:
         """Compute silu(gate) * up, the halves of linear(norm(x)): x [..., in] -> [..., out / 2]."""

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from eyas.nn.linear import Linear
-from eyas.nn.norm import RMSNorm
+from eyas.nn.norm import RMSNorm, Stream
 
 
 class GatedMLP(nn.Module):
@@ -20,12 +20,12 @@ class GatedMLP(nn.Module):
         *,
         norm: RMSNorm | None = None,
         residual: Tensor | None = None,
+        after: RMSNorm | None = None,
         live: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Stream:
         """Compute residual + mlp(norm(x)): x and residual [..., hidden] -> [..., hidden].
 
-        `live`: see Linear.
+        `after` and `live`: see Linear.
         """
         inner = self.gate_up_proj.gated(x, norm=norm, live=live)
-        out: Tensor = self.down_proj(inner, residual=residual, live=live)
-        return out
+        return self.down_proj.add(inner, residual, after, live)

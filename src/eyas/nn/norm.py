@@ -1,4 +1,6 @@
-"""RMSNorm module."""
+"""RMSNorm module, and the residual stream on its way from one norm to the next."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,3 +19,14 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x [..., size]."""
         return dispatch.rms_norm(x, self.weight, self.eps)
+
+
+class Stream(NamedTuple):
+    """The residual stream [..., D], and what the next norm makes of it where that is there already."""
+
+    hidden: Tensor
+    normed: Tensor | None = None
+
+    def before(self, norm: RMSNorm) -> tuple[Tensor, RMSNorm | None]:
+        """What a product after `norm` reads, and the norm that is left to do."""
+        return (self.hidden, norm) if self.normed is None else (self.normed, None)

@@ -17,7 +17,8 @@ from eyas.core.model_config import TargetConfig
 from eyas.nn.attention import Attention, AttentionContext
 from eyas.nn.linear import Linear, PackedWeight, pack_linears
 from eyas.nn.mlp import GatedMLP
-from eyas.nn.norm import RMSNorm
+from eyas.nn.norm import RMSNorm, Stream
+from eyas.nn.paged import PagedContext
 from eyas.nn.rotary import Rotary
 
 
@@ -41,10 +42,23 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext) -> Tensor:
-        """X [..., D], cos and sin [..., head_dim / 2] -> [..., D]."""
-        x = self.self_attn(x, cos, sin, context, self.layer, norm=self.input_layernorm, residual=x)
-        out: Tensor = self.mlp(x, norm=self.post_attention_layernorm, residual=x)
+    def forward(
+        self,
+        stream: Stream,
+        cos: Tensor,
+        sin: Tensor,
+        context: AttentionContext,
+        after: RMSNorm | None = None,
+    ) -> Stream:
+        """Stream [..., D], cos and sin [..., head_dim / 2] -> [..., D].
+
+        `after` is the norm that reads the result, where it may be computed here (see Linear).
+        """
+        x, norm = stream.before(self.input_layernorm)
+        post, hidden = self.post_attention_layernorm, stream.hidden
+        stream = self.self_attn(x, cos, sin, context, self.layer, norm=norm, residual=hidden, after=post)
+        x, norm = stream.before(post)
+        out: Stream = self.mlp(x, norm=norm, residual=stream.hidden, after=after)
         return out
 
 
@@ -94,11 +108,18 @@ class Decoder(nn.Module):
         cos, sin = self.rotary(positions)
         size = x.shape[-1]
         features = x.new_empty(*x.shape[:-1], len(capture) * size) if capture else None
-        for layer, block in enumerate(self.layers):
-            self._capture(x, layer, capture, features)
-            x = block(x, cos, sin, context)
-        self._capture(x, len(self.layers), capture, features)
-        return self.norm(x), features
+        stream, norms = Stream(x), self._norms_after(context)
+        for layer, (block, after) in enumerate(zip(self.layers, norms, strict=True)):
+            self._capture(stream.hidden, layer, capture, features)
+            stream = block(stream, cos, sin, context, after)
+        self._capture(stream.hidden, len(self.layers), capture, features)
+        x, norm = stream.before(self.norm)
+        return x if norm is None else norm(x), features
+
+    def _norms_after(self, context: AttentionContext) -> list[RMSNorm | None]:
+        """The norm that reads each layer's output; in training a layer has its own weights alone (FSDP)."""
+        norms: list[Any] = [layer.input_layernorm for layer in self.layers[1:]]
+        return [*norms, self.norm] if isinstance(context, PagedContext) else [None] * len(self.layers)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         """Rows of the table. Of up to 16, nn.Embedding's kernel takes 7 us on CUDA and an index 2."""

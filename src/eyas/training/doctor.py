@@ -14,6 +14,7 @@ from torch import Tensor
 
 from eyas.data.loader import Batch, slice_rows
 from eyas.data.store import TokenStore
+from eyas.nn.norm import Stream
 from eyas.nn.packed import PackedContext
 from eyas.targets.decoder import Decoder
 from eyas.training.capture import capture
@@ -145,12 +146,12 @@ def plain_states(decoder: Decoder, ids: Tensor, layers: tuple[int, ...]) -> Tens
 
     def entering(layer: int) -> Any:
         def hook(_module: Any, inputs: tuple[Any, ...]) -> None:
-            seen[layer] = inputs[0][0].clone()
+            seen[layer] = inputs[0].hidden[0].clone()
 
         return hook
 
-    def leaving(_module: Any, _inputs: Any, output: Tensor) -> None:
-        seen[len(decoder.layers)] = output[0].clone()
+    def leaving(_module: Any, _inputs: Any, output: Stream) -> None:
+        seen[len(decoder.layers)] = output.hidden[0].clone()
 
     handles = [block.register_forward_pre_hook(entering(k)) for k, block in enumerate(decoder.layers)]
     handles.append(decoder.layers[-1].register_forward_hook(leaving))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from eyas.drafters.head_config import HeadConfig
 from eyas.nn.attention import Attention, AttentionContext
 from eyas.nn.mlp import GatedMLP
-from eyas.nn.norm import RMSNorm
+from eyas.nn.norm import RMSNorm, Stream
 
 
 class HeadLayer(nn.Module):
@@ -55,21 +55,23 @@ class HeadLayer(nn.Module):
 
     def forward(
         self,
-        inputs: Tensor,
-        residual: Tensor,
+        stream: Stream,
         cos: Tensor,
         sin: Tensor,
         context: AttentionContext,
         keep: Callable[[Tensor], Tensor] | None = None,
         live: Tensor | None = None,
-    ) -> Tensor:
-        """Inputs and residual [..., D], of `join` or twice the layer before's output, -> [..., D].
+        after: RMSNorm | None = None,
+    ) -> Stream:
+        """Stream [..., D] -> [..., D]; of layer 0 residual and inputs as `join` makes them.
 
-        `keep` and `live`: see Attention.
+        `after`, `keep` and `live`: see Attention.
         """
-        norm = self.input_layernorm if self.hidden_norm is None else None
-        options = {"norm": norm, "residual": residual, "keep": keep, "live": live}
-        x = self.self_attn(inputs, cos, sin, context, self.index, **options)
+        x, norm = stream.before(self.input_layernorm)
+        post = self.post_attention_layernorm
+        options = {"norm": norm, "residual": stream.hidden, "after": post, "keep": keep, "live": live}
+        stream = self.self_attn(x, cos, sin, context, self.index, **options)
         live = live if keep is None else None
-        out: Tensor = self.mlp(x, norm=self.post_attention_layernorm, residual=x, live=live)
+        x, norm = stream.before(post)
+        out: Stream = self.mlp(x, norm=norm, residual=stream.hidden, after=after, live=live)
         return out

@@ -10,6 +10,7 @@ embedding table is handed in and shared, unless the config says that the head ow
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,8 @@ from eyas.kernels import dispatch_step
 from eyas.kernels.reference.step_expand import MaskRow
 from eyas.nn.attention import AttentionContext
 from eyas.nn.linear import Linear
-from eyas.nn.norm import RMSNorm
+from eyas.nn.norm import RMSNorm, Stream
+from eyas.nn.paged import PagedContext
 from eyas.nn.rotary import Rotary
 
 
@@ -113,11 +115,15 @@ class Eagle3Model(nn.Module):
         Rows from `live` (int32 [1]) on may be left out.
         """
         cos, sin = self.rotary(positions)
-        last = len(self.layers) - 1
-        hidden: Tensor = self.first(inputs, residual, cos, sin, context, keep if last == 0 else None, live)
-        for index, layer in enumerate(self.layers[1:], 1):
-            hidden = layer(hidden, hidden, cos, sin, context, keep if index == last else None, live)
-        return hidden
+        stream = Stream(residual, inputs)
+        for layer, after in zip(self.layers, self._norms_after(context), strict=True):
+            stream = layer(stream, cos, sin, context, keep if layer is self.layers[-1] else None, live, after)
+        return stream.hidden
+
+    def _norms_after(self, context: AttentionContext) -> list[RMSNorm | None]:
+        """See targets/decoder.py; what reads the last layer's output depends on the caller."""
+        norms: list[Any] = [layer.input_layernorm for layer in self.layers[1:]]
+        return [*norms, None] if isinstance(context, PagedContext) else [None] * len(self.layers)
 
     def expand(
         self,

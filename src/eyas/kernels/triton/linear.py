@@ -68,7 +68,7 @@ def linear_norm(
     eps: float,
     live: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """See eyas.kernels.reference.linear.linear_norm. Normed only where K-splits leave their sum to the norm."""
+    """See eyas.kernels.reference.linear.linear_norm. Normed where parallel K-splits leave their sum to it."""
     rows, width = _rows(x), weight.shape[0]
     tiles = tiling(width, weight.shape[1], len(rows)) if len(rows) else None
     if tiles is None or not tiles.parallel or tiles.parts:

@@ -192,7 +192,7 @@ def linear_kernel(
 ) -> None:
     """One tile of the output; with PARALLEL one K-split of it, and the last to arrive adds them in order.
 
-    With PARALLEL and no arrivals to count, the sums of the splits are the result: partial [SPLITS, rows, OUT].
+    With PARALLEL and no arrivals to count the splits are not added: partial is [SPLITS, rows, OUT].
     """
     EXACT: tl.constexpr = SPLITS * LENGTH == K
     rows_of_part = num_rows
