@@ -3,7 +3,7 @@
     python tests/gpu/bench_attention.py --seconds 40           the plans in use, with PDL, other cases
     python tests/gpu/bench_attention.py --model 8b             one model
     python tests/gpu/bench_attention.py --tune --seconds 90    the same, then other plans, best first
-    python tests/gpu/bench_attention.py --sides --seconds 60   a step's cases: both sides, asks
+    python tests/gpu/bench_attention.py --step --seconds 60    a step's cases, other plans too
 
 Prints a JSON line per case as it goes, the most important first: 135m and 8b at context 1024. Kernels are
 compiled by other processes, all at once, in the order of the lines; no line is begun after --seconds, which
@@ -12,8 +12,8 @@ count the compilers in.
 Every figure is the microseconds of one layer among many in a CUDA graph, over caches that together do not fit
 in the L2 cache; median of the replays. It starts from qkv as projected: rotation, cache write and attention.
 torch's attention reads keys and values that are contiguous and rotated already, and writes none. `bits` says
-whether the last row is bit for bit what a program that walks all keys gives for it alone, pairs on its side.
---sides has the step's bound, a context that does not end with a chunk, and the time without the fold.
+whether the last row is bit for bit what a program that walks all keys gives for it alone.
+--step has the step's bound, a context that does not end with a chunk, and the time without the fold.
 """
 
 import argparse
@@ -109,7 +109,7 @@ class Bench:
         self.width = (self.heads + 2 * self.kv_heads) * self.head_dim
         self.qkv = self.normal((batch, most_rows, self.width))
         self.angles = torch.rand(2, batch, most_rows, self.head_dim // 2, device="cuda")
-        self.alone: dict[bool, torch.Tensor] = {}
+        self.alone: torch.Tensor | None = None
         self.filled = False
 
     def prepare(self, plan: Plan) -> None:
@@ -118,9 +118,9 @@ class Bench:
         if not self.filled:
             checked(partial(self.forced(self.call(self.qkv.shape[1]), plan), 0), name)
             self.filled = True
-        if plan.left not in self.alone:
+        if self.alone is None:
             alone = checked(partial(self.forced(self.call(1), plan), 0), name)
-            self.alone[plan.left] = alone.view(len(self.table), self.heads, self.head_dim)
+            self.alone = alone.view(len(self.table), self.heads, self.head_dim)
 
     @staticmethod
     def normal(shape: tuple[int, ...]) -> torch.Tensor:
@@ -168,10 +168,10 @@ class Bench:
 
         return by_plan
 
-    def agrees(self, out: torch.Tensor, *, left: bool) -> bool:
+    def agrees(self, out: torch.Tensor) -> bool:
         """Whether the last row of every request has the bits that it has alone."""
         last = out.view(len(self.table), -1, self.heads, self.head_dim)[:, -1]
-        return torch.equal(last, self.alone[left])
+        return self.alone is not None and torch.equal(last, self.alone)
 
     def torchs(self, rows: int) -> Callable[[int], torch.Tensor]:
         """SDPA of the same rows; a full context for few rows, causal for a whole prompt."""
@@ -191,7 +191,6 @@ class Bench:
 
 
 WALK = Plan(block_m=32, state=0, splits=1, warps=4, stages=2)
-LEFT_WALK = Plan(block_m=64, state=0, splits=1, warps=4, stages=2, left=True)
 
 
 MOST_ROWS = 16
@@ -223,37 +222,15 @@ def candidates(case: Case) -> list[Plan]:
     return list(dict.fromkeys(tried))
 
 
-def sides(case: Case) -> list[Plan]:
-    """The plan in use, the same with other asks, and plans with pairs on the left."""
-    base = case.plan()
-    _, kv_heads, _ = MODELS[case.model]
-    tried = [base, *(replace(base, ask=ask) for ask in ("state", "before") if base.state)]
-    tiles = case.batch * kv_heads * -(-case.pairs // 64)
-    units, chunks = -(-case.keys // UNIT), -(-case.keys // CHUNK)
-    if tiles > 100:
-        tried += [Plan(64, 0, 1, 4, stages, left=True) for stages in (2, 3, 4)]
-        tried += [Plan(64, 0, 1, 4, 3, left=True, ask="before")]
-    if tiles <= 300 and case.pairs <= 128:
-        for splits in dict.fromkeys((min(chunks, max(264 // tiles, 1)), min(chunks, max(396 // tiles, 1)))):
-            tried += [
-                Plan(64, CHUNK, splits, 4, 3, left=True, ask=ask) for ask in ("unit", "state", "before")
-            ]
-            tried += [Plan(64, CHUNK, splits, 4, 2, left=True, ask="before")]
-    if tiles * units <= 1100:
-        tried += [Plan(64, UNIT, units, 4, 2, left=True, ask=ask) for ask in ("unit", "before")]
-    return list(dict.fromkeys(tried))
-
-
 def kind(plan: Plan, *, pdl: Pdl) -> str:
     """What decides whether a plan's kernel can fault: all but the number of splits."""
     return short(replace(plan, splits=0)) + ("" if pdl == "off" else f" {pdl}")
 
 
 def short(plan: Plan) -> str:
-    """Form for a key: unit, chunk or walk, tile's pairs, splits, warps, stages, side, what is asked for."""
+    """Form for a key: unit, chunk or walk, tile's pairs, splits, warps, stages."""
     kind = {UNIT: "unit", CHUNK: "chunk", 0: "walk"}[plan.state]
-    more = (" left" if plan.left else "") + ("" if plan.ask == "unit" else f" {plan.ask}")
-    return f"{kind} m{plan.block_m} x{plan.splits} w{plan.warps} st{plan.stages}{more}"
+    return f"{kind} m{plan.block_m} x{plan.splits} w{plan.warps} st{plan.stages}"
 
 
 def compile_one(model: str, rows: int, plan: Plan, *, pdl: Pdl) -> None:
@@ -299,8 +276,6 @@ class Line:
         """What to compile for it, by what tells kernels apart; the number of requests and of keys doesn't."""
         rows = self.case.rows
         needed: list[tuple[int, Plan, Pdl]] = [(max(rows, MOST_ROWS), WALK, "off"), (1, WALK, "off")]
-        if any(plan.left for plan in self.tried):
-            needed += [(1, LEFT_WALK, "off")]
         needed += [(rows, plan, pdl) for pdl in self.pdl for plan in self.tried]
         return {
             (self.case.model, rows, kind(plan, pdl=pdl)): partial(
@@ -310,10 +285,12 @@ class Line:
         }
 
 
-def lines_of(model: str | None, *, tune: bool, extras: bool, of_sides: bool) -> list[Line]:
+def lines_of(model: str | None, *, tune: bool, extras: bool, of_step: bool) -> list[Line]:
     """The plans in use for the first cases, without PDL, then with it; for the others; then other plans."""
-    if of_sides:
-        return [Line(case, tuple(sides(case)), ("late",)) for case in STEP if model in (None, case.model)]
+    if of_step:
+        return [
+            Line(case, tuple(candidates(case)), ("late",)) for case in STEP if model in (None, case.model)
+        ]
     cases = [case for case in CASES if model in (None, case.model)]
     lines = [Line(case, (case.plan(),), (pdl,)) for pdl in PDL for case in cases if case in FIRST]
     lines += [Line(case, (case.plan(),), PDL) for case in cases if case not in FIRST]
@@ -343,9 +320,7 @@ def measure(line: Line, bad: list[str]) -> dict[str, object]:
     """Time every plan of a line and compare its bits; `bad` plans are left out."""
     case, tried = line.case, line.tried
     bench = bench_of(case.model, case.batch, case.context, max(case.rows, MOST_ROWS))
-    for side in dict.fromkeys(plan.left for plan in tried):
-        walks = (LEFT_WALK if side else WALK, *(plan for plan in tried if plan.left == side))
-        bench.prepare(next(plan for plan in walks if kind(plan, pdl="off") not in bad))
+    bench.prepare(next(plan for plan in (WALK, *tried) if kind(plan, pdl="off") not in bad))
     launches = min(max(bench.copies, 10), 40)
     rows_bytes = 2 * case.batch * case.rows * bench.width * 2
     floor = (bench.kv_bytes + rows_bytes) / READ_BYTES_A_SECOND * 1e6
@@ -361,7 +336,7 @@ def measure(line: Line, bad: list[str]) -> dict[str, object]:
             forced = bench.forced(call, plan)
             with use_pdl(pdl):
                 out = checked(partial(forced, 0), kind(plan, pdl=pdl))
-                same = bench.agrees(out, left=plan.left)
+                same = bench.agrees(out)
                 figures[name] = round(checked(partial(timed, forced, launches), kind(plan, pdl=pdl)), 2)
             if not same:
                 errors[name] = "other bits"
@@ -384,9 +359,6 @@ def measure(line: Line, bad: list[str]) -> dict[str, object]:
                     if plan.state
                 },
             )
-        one, two = bench.alone.get(False), bench.alone.get(True)
-        if one is not None and two is not None:
-            record["sides_differ"] = round((one.float() - two.float()).abs().max().item(), 5)
     if line.extras:
         kernels.FUSE_ROTATION = False
         record["apart_us"] = round(timed(call, launches), 2)
@@ -411,12 +383,12 @@ def main() -> None:
     parser.add_argument(
         "--extras", action="store_true", help="also rotation apart, no prefetch, 4 times the bound"
     )
-    parser.add_argument("--sides", action="store_true", help="a step's cases: plans of both sides, late")
+    parser.add_argument("--step", action="store_true", help="a step's cases and other plans, late")
     parser.add_argument("--resume", help=argparse.SUPPRESS)
     options = parser.parse_args()
     # After a fault the process starts anew, without the plan that had it.
     state = json.loads(options.resume or json.dumps({"begin": time.time(), "done": 0, "bad": []}))
-    lines = lines_of(options.model, tune=options.tune, extras=options.extras, of_sides=options.sides)
+    lines = lines_of(options.model, tune=options.tune, extras=options.extras, of_step=options.step)
     workers = max(1, min(14, (os.cpu_count() or 2) - 2))
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
     jobs: dict[tuple[str, int, str], Future[None]] = {}

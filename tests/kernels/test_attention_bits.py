@@ -49,14 +49,6 @@ def use(monkeypatch, **constants):
         monkeypatch.setattr(paged_attention, name, value)
 
 
-@pytest.fixture(params=[False, True], ids=["right", "left"])
-def side(request, monkeypatch):
-    """Which side of the products pairs are."""
-    from eyas.kernels.triton import paged_attention_plan
-
-    monkeypatch.setattr(paged_attention_plan, "LEFT", request.param)
-
-
 # The interpreter, which is slow, meets each two of these together, but not each three.
 WAYS = [
     (dtype, fused, window)
@@ -82,7 +74,6 @@ def test_close_to_the_reference(shape, dtype, fused, window, monkeypatch):
     assert torch.equal(values[1:], expected_values[1:])
 
 
-@pytest.mark.usefixtures("side")
 @each_shape
 @pytest.mark.parametrize("fused", [True, False])
 @gpu
@@ -118,7 +109,6 @@ def test_sinks_against_loops():
             torch.testing.assert_close(out[t, h], want if seen else torch.zeros(4).double())
 
 
-@pytest.mark.usefixtures("side")
 @bits_dtype
 @each_shape
 @gpu
@@ -137,7 +127,6 @@ def test_a_row_decoded_alone_equals_the_row_verified_with_others(shape, dtype):
         assert torch.equal(got_keys[1:], keys[1:])
 
 
-@pytest.mark.usefixtures("side")
 @bits_dtype
 @each_shape
 @pytest.mark.parametrize("window", [None, 100 // UNIT])
@@ -156,9 +145,8 @@ def test_bits_do_not_depend_on_the_batch(shape, dtype, window):
 @each_shape
 @pytest.mark.parametrize("window", [None, 100 // UNIT])
 @gpu
-@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
-def test_bits_do_not_depend_on_the_plan(shape, dtype, window, left, monkeypatch):
-    """A program a unit, a chunk, several chunks or all; on either side of the products."""
+def test_bits_do_not_depend_on_the_plan(shape, dtype, window, monkeypatch):
+    """A program a unit, a chunk, several chunks or all."""
     from eyas.kernels.triton import paged_attention_plan as plans
 
     case = problem(shape, dtype, [600 if INTERPRETED else 1100, 0, 255], 3)
@@ -176,8 +164,6 @@ def test_bits_do_not_depend_on_the_plan(shape, dtype, window, left, monkeypatch)
             {"state": 0, "splits": 1, "stages": 4},
             {"state": 0, "splits": 1, "block_m": 16},
         ]
-    if left:
-        ways = [way | {"left": True, "block_m": 64 if dtype == HALF else 16} for way in ways]
     choose, results = plans.choose, []
     for way in ways:
 
@@ -193,7 +179,6 @@ def test_bits_do_not_depend_on_the_plan(shape, dtype, window, left, monkeypatch)
     close(results[0], case.attend(case.chain(), "reference", window=window)[0], dtype)
 
 
-@pytest.mark.usefixtures("side")
 @bits_dtype
 @each_shape
 @gpu
@@ -250,7 +235,6 @@ def test_a_chain_as_a_tree(shape, dtype):
         assert torch.equal(torch.nan_to_num(one), torch.nan_to_num(two))
 
 
-@pytest.mark.usefixtures("side")
 @bits_dtype
 @each_shape
 @gpu

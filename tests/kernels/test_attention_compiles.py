@@ -26,8 +26,7 @@ TILE = {"CHUNK": 256, "STATE": 64, "BLOCK_M": 32, "UNIFORM": True, "PDL": 1}
 TILE |= {"HAS_WINDOW": False, "HAS_TREE": False, "HAS_SINKS": False}
 ALL = {"HAS_WINDOW": True, "HAS_TREE": True, "HAS_SINKS": True}
 WAYS = {"PAGE_SIZE": 16, "BLOCK_N": 64, "BLOCK_R": 1, "ROTATE": False, "SPLIT": True}
-WAYS |= TILE | {"EXACT": False, "ASK": attention.BEFORE.value, "LEFT": False, "BLOCK_Q": 32}
-LEFT = {"LEFT": True, "BLOCK_M": 64}
+WAYS |= TILE | {"EXACT": False, "ASK": attention.BEFORE.value, "BLOCK_Q": 32}
 WALK = {"SPLIT": False, "STATE": 256, "UNIFORM": False}
 
 CASES = {
@@ -40,17 +39,6 @@ CASES = {
     "a program a chunk": (attention.attention_kernel, HEADS | WAYS | {"STATE": 256}),
     "16 pairs": (attention.attention_kernel, HEADS | WAYS | {"BLOCK_M": 16, "BLOCK_Q": 16, "ROTATE": True}),
     "rotated": (attention.attention_kernel, HEADS | WAYS | {"ROTATE": True, "BLOCK_R": 16}),
-    "left walk": (attention.attention_kernel, HEADS | WAYS | WALK | LEFT),
-    "left walk of narrow heads": (
-        attention.attention_kernel,
-        SMALL | WAYS | WALK | LEFT | {"ROTATE": True, "BLOCK_R": 8},
-    ),
-    "left, a program a chunk": (
-        attention.attention_kernel,
-        HEADS | WAYS | LEFT | {"STATE": 256, "ROTATE": True, "BLOCK_R": 16, "BLOCK_Q": 64},
-    ),
-    "left, rotated": (attention.attention_kernel, HEADS | WAYS | LEFT | {"ROTATE": True, "BLOCK_Q": 16}),
-    "left, everything": (attention.attention_kernel, SMALL | WAYS | ALL | LEFT | {"ROTATE": True}),
     "everything": (attention.attention_kernel, SMALL | WAYS | ALL | {"ROTATE": True}),
     "float32": (
         attention.attention_kernel,
@@ -65,8 +53,14 @@ CASES = {
     "chain rows": (rows._rows_kernel, {"HAS_TREE": False, "REQUESTS": 0, "BLOCK": 128}),
     "packed rows": (rows._rows_kernel, {"HAS_TREE": False, "REQUESTS": 64, "BLOCK": 32}),
     "tree rows": (rows._rows_kernel, {"HAS_TREE": True, "REQUESTS": 0, "BLOCK": 128}),
-    "norm": (norm._rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096, "PAIRED": False, "PDL": 1, "live_ptr": None}),
-    "norm of rows that count": (norm._rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096, "PAIRED": False, "PDL": 1}),
+    "norm": (
+        norm._rms_norm_kernel,
+        {"SIZE": 4096, "BLOCK": 4096, "PAIRED": False, "PDL": 1, "live_ptr": None},
+    ),
+    "norm of rows that count": (
+        norm._rms_norm_kernel,
+        {"SIZE": 4096, "BLOCK": 4096, "PAIRED": False, "PDL": 1},
+    ),
 }
 
 
@@ -113,7 +107,7 @@ def test_compiles_and_fits(name):
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize(
     "name",
-    ["walk", "left walk", "a program a chunk", "rotated", "second pass", "norm", "rotation of normed heads"],
+    ["walk", "a program a chunk", "rotated", "second pass", "norm", "rotation of normed heads"],
 )
 def test_a_kernel_waits_before_it_reads_and_lets_the_next_one_in(name, early):
     kernel, constants = CASES[name]
@@ -130,8 +124,8 @@ def test_a_kernel_waits_before_it_reads_and_lets_the_next_one_in(name, early):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ask", [attention.NOTHING, attention.UNIT, attention.WHOLE])
-def test_nothing_is_asked_for_before_the_wait_unless_the_plan_says_so(ask):
+@pytest.mark.parametrize("ask", [attention.NOTHING, attention.UNIT])
+def test_nothing_is_asked_for_before_the_wait_unless_launches_are_early(ask):
     constants = CASES["a program a chunk"][1] | {"ASK": ask.value}
     ptx = _compile(attention.attention_kernel, constants, 3).asm["ptx"]
     wait = ptx.index("griddepcontrol.wait")

@@ -14,9 +14,9 @@ So all these give equal bits (paged_attention_plan.py says which is taken when):
     whole prompts   one program walks all keys of its tile and keeps the sums
 
 and rows of a chain verified together or decoded one by one do too. Products have keys, then the head's width,
-on the left side and pairs on the right: the instruction is the same for any number of rows. (With
-`paged_attention_plan.LEFT`, off until it is measured, 64 pairs are on the left: other bits, as equal among
-themselves.) Trees put a row's own keys at other KV indices: their sums differ in order.
+on the left side and pairs on the right: the instruction is the same for any number of rows. (64 pairs on the
+left were slower for up to eight requests.) Trees put a row's own keys at other KV indices: their sums differ
+in order.
 
 (A number below 2^-126 of the peak is lost in one order and not in another; it is far below rounding.)
 
@@ -198,8 +198,7 @@ def _attend(
         ROTATE=rotation is not None,
         SPLIT=split,
         EXACT=queries.dtype == torch.float32,
-        ASK=_asked(plan, device, window),
-        LEFT=plan.left,
+        ASK=_asked(device, window),
         num_warps=plan.warps,
         num_stages=plan.stages,
         enable_fp_fusion=False,
@@ -229,12 +228,11 @@ def _attend(
     return out
 
 
-def _asked(plan: plans.Plan, device: torch.device, window: int | None) -> int:
+def _asked(device: torch.device, window: int | None) -> int:
     """What a program asks L2 for (kernels.NOTHING, ...): hints, which the interpreter has no use for."""
     kind: int = kernels.NOTHING.value
     if PREFETCH and device.type == "cuda" and window is None:
-        ways = {"unit": kernels.UNIT, "state": kernels.WHOLE, "before": kernels.BEFORE}
-        kind = ways["before" if pdl.asks() else plan.ask].value
+        kind = (kernels.BEFORE if pdl.asks() else kernels.UNIT).value
     return kind
 
 

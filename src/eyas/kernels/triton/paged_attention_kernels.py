@@ -2,11 +2,9 @@
 
 Legend: M pairs (row, head of the KV head's group) of a tile, N keys of a unit, D head width, R rows,
 STATE keys of a stored state (a unit or a chunk). The left side of the products is what the hardware wants 64
-high. Without LEFT that is keys, then head width, and sums are [D, M]; pairs are the right side, which may be
-narrow. With LEFT it is 64 pairs, and sums are [M, D]: a pair's maximum and sum over keys stay in four threads
-and weights in registers, where the other way they go through shared memory. Other orders, so other bits.
+high: keys, then head width, and sums are [D, M]. Pairs are the right side, which may be narrow.
 """
-# ruff: noqa: ANN001, ANN201, ANN202, FBT003, SIM108 - arguments get their types at the launch
+# ruff: noqa: ANN001, ANN201, ANN202 - arguments get their types at the launch
 
 import triton
 import triton.language as tl
@@ -25,8 +23,8 @@ from eyas.kernels.triton.pdl import EARLY, LATE, let_in, wait
 NONE = tl.constexpr(-1e30)
 """Peak of no keys at all: finite, so that no difference of peaks is NaN."""
 
-# What a program asks L2 for: nothing, its first unit, its first state, that before the kernel before ends.
-NOTHING, UNIT, WHOLE, BEFORE = (tl.constexpr(kind) for kind in range(4))
+# What a program asks L2 for: nothing, its first unit, its first state before the kernel before ends.
+NOTHING, UNIT, BEFORE = (tl.constexpr(kind) for kind in range(3))
 
 
 @triton.jit
@@ -103,17 +101,8 @@ def _shrink(less, more):
 
 
 @triton.jit
-def _each(x, LEFT: tl.constexpr):
-    """Numbers of pairs [M] beside sums [M, D] or [D, M]."""
-    if LEFT:
-        return x[:, None]
-    else:  # noqa: RET505 - Triton follows one branch of a static if
-        return x[None, :]
-
-
-@triton.jit
-def _fold(peak, total, acc, more_peak, more_total, more_acc, LEFT: tl.constexpr):
-    """Softmax state (peak [M], total [M], acc [D, M] or [M, D]) of two sets of keys.
+def _fold(peak, total, acc, more_peak, more_total, more_acc):
+    """Softmax state (peak [M], total [M], acc [D, M]) of two sets of keys.
 
     Factors are powers of two, so only the sum itself rounds.
     """
@@ -121,25 +110,21 @@ def _fold(peak, total, acc, more_peak, more_total, more_acc, LEFT: tl.constexpr)
     shrink = _shrink(peak, top)
     more_shrink = _shrink(more_peak, top)
     total = tl.fma(more_total, more_shrink, total * shrink)
-    acc = tl.fma(more_acc, _each(more_shrink, LEFT), acc * _each(shrink, LEFT))
+    acc = tl.fma(more_acc, more_shrink[None, :], acc * shrink[None, :])
     return top, total, acc
 
 
 @triton.jit
-def _nothing(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, LEFT: tl.constexpr):
+def _nothing(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
     """State of no keys."""
     peak = tl.full([BLOCK_M], NONE, tl.float32)
-    if LEFT:
-        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    else:
-        acc = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
-    return peak, tl.zeros([BLOCK_M], tl.float32), acc
+    return peak, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
 
 
 @triton.jit
 def _store_out(
     out_ptr, sinks_ptr, token, head, live, peak, total, acc, NUM_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, HAS_SINKS: tl.constexpr, LEFT: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Divide by the sum of weights, a sink's included, and write the tile."""
     if HAS_SINKS:
@@ -147,14 +132,14 @@ def _store_out(
         top = tl.maximum(peak, tl.ceil(sink))
         shrink = _shrink(peak, top)
         total = tl.fma(total, shrink, tl.exp2(sink - top))
-        acc = acc * _each(shrink, LEFT)
-    out = acc / _each(tl.where(total > 0, total, 1.0), LEFT)
+        acc = acc * shrink[None, :]
+    out = acc / tl.where(total > 0, total, 1.0)[None, :]
     d = tl.arange(0, BLOCK_D)
-    row = _each((token * NUM_HEADS + head) * HEAD_DIM, LEFT)
+    row = ((token * NUM_HEADS + head) * HEAD_DIM)[None, :]
     tl.store(
-        out_ptr + row + _each(d, not LEFT),
+        out_ptr + row + d[:, None],
         out.to(out_ptr.dtype.element_ty),
-        mask=_each(live, LEFT) & _each(d < HEAD_DIM, not LEFT),
+        mask=live[None, :] & (d < HEAD_DIM)[:, None],
     )
 
 
@@ -242,46 +227,34 @@ def _fold_stored(
     _store_out(
         out_ptr, sinks_ptr, (begin + pair // GROUP).to(tl.int64), kv_head * GROUP + pair % GROUP,
         tl.arange(0, 1) < end - first, nought + top, nought + total, acc[:, None], NUM_HEADS, HEAD_DIM,
-        BLOCK_D, HAS_SINKS, False,
+        BLOCK_D, HAS_SINKS,
     )  # fmt: skip
 
 
 @triton.jit
 def _unit(
-    query, key, value, start, visible, bits, low, last, least, sure, scale, window, BLOCK_N: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr, EXACT: tl.constexpr, LEFT: tl.constexpr,
+    query, key, value, start, visible, bits, low, last, least, scale, window, BLOCK_N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """The state (peak, total, acc) of the keys [start, start + N).
 
     The peak is a whole number, so that folding multiplies by powers of two. `least` [M] is the lowest that it
-    may be: of pairs that see nothing, too high for any weight. All others see the keys before `sure`.
+    may be: of pairs that see nothing, too high for any weight.
     """
-    KEYS: tl.constexpr = 1 if LEFT else 0
-    if LEFT:
-        scores = _dot(query, tl.trans(key), EXACT)
-    else:
-        scores = _dot(key, tl.trans(query), EXACT)
-    if HAS_WINDOW or HAS_TREE or not LEFT:
-        masked = True
-    else:
-        masked = start + BLOCK_N > sure
-    if masked:
-        key_index = _each(start + tl.arange(0, BLOCK_N), not LEFT)
-        allowed = key_index < _each(visible, LEFT)
-        if HAS_WINDOW:
-            allowed &= key_index >= _each(low - window, LEFT)
-        if HAS_TREE:
-            own = key_index - _each(visible, LEFT)
-            bit = (_each(bits, LEFT) >> tl.minimum(tl.maximum(own, 0), 62).to(tl.int64)) & 1
-            allowed |= (own >= 0) & (own < 63) & (bit == 1) & (key_index < last)
-        scores = tl.where(allowed, scores, float("-inf"))
-    peak = tl.maximum(tl.ceil(tl.max(scores, KEYS) * scale), least)
-    weights = tl.exp2(tl.fma(scores, scale, _each(-peak, LEFT)))
-    total = tl.sum(weights, KEYS)
-    if LEFT:
-        acc = _dot(weights.to(value.dtype), value, EXACT)
-    else:
-        acc = _dot(tl.trans(value), weights.to(value.dtype), EXACT)
+    scores = _dot(key, tl.trans(query), EXACT)
+    key_index = (start + tl.arange(0, BLOCK_N))[:, None]
+    allowed = key_index < visible[None, :]
+    if HAS_WINDOW:
+        allowed &= key_index >= (low - window)[None, :]
+    if HAS_TREE:
+        own = key_index - visible[None, :]
+        bit = (bits[None, :] >> tl.minimum(tl.maximum(own, 0), 62).to(tl.int64)) & 1
+        allowed |= (own >= 0) & (own < 63) & (bit == 1) & (key_index < last)
+    scores = tl.where(allowed, scores, float("-inf"))
+    peak = tl.maximum(tl.ceil(tl.max(scores, 0) * scale), least)
+    weights = tl.exp2(tl.fma(scores, scale, -peak[None, :]))
+    total = tl.sum(weights, 0)
+    acc = _dot(tl.trans(value), weights.to(value.dtype), EXACT)
     return peak, total, acc
 
 
@@ -296,15 +269,15 @@ def _dot(left, right, EXACT: tl.constexpr):
 @triton.jit
 def _store_state(
     acc_ptr, peak_ptr, total_ptr, at, live, several, peak, total, acc, BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr, LEFT: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Store a state for the fold; a tile's only state is the whole and stays where it is."""
     if several:
         goal = at + tl.arange(0, BLOCK_M)
         tl.store(peak_ptr + goal, peak, mask=live)
         tl.store(total_ptr + goal, total, mask=live)
-        goal = _each(goal * BLOCK_D, LEFT) + _each(tl.arange(0, BLOCK_D), not LEFT)
-        tl.store(acc_ptr + goal, acc, mask=_each(live, LEFT))
+        goal = (goal * BLOCK_D)[None, :] + tl.arange(0, BLOCK_D)[:, None]
+        tl.store(acc_ptr + goal, acc, mask=live[None, :])
 
 
 # Whether these are multiples of 16 changes nothing, and shall not cost a compilation.
@@ -322,7 +295,7 @@ def attention_kernel(
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_Q: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_TREE: tl.constexpr, HAS_SINKS: tl.constexpr, UNIFORM: tl.constexpr, ROTATE: tl.constexpr,
-    SPLIT: tl.constexpr, EXACT: tl.constexpr, ASK: tl.constexpr, LEFT: tl.constexpr, PDL: tl.constexpr,
+    SPLIT: tl.constexpr, EXACT: tl.constexpr, ASK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: a KV head, a tile of a request's pairs, and its states split, split + splits, ...
 
@@ -345,11 +318,6 @@ def attention_kernel(
         )  # fmt: skip
     wait(PDL)
     begin, rows = _requests_rows(q_start_ptr, request, max_rows, UNIFORM)
-    if ASK == WHOLE:
-        ask_state(
-            key_cache_ptr, value_cache_ptr, pages_ptr, visible_ptr + begin, kv_head, split * STATE, num_keys,
-            num_cache_pages, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, STATE,
-        )  # fmt: skip
     pair = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     token = (begin + pair // GROUP).to(tl.int64)
     if SPLIT and not HAS_WINDOW:
@@ -394,15 +362,14 @@ def attention_kernel(
                 BLOCK_D,
             )  # fmt: skip
     least = tl.where((visible == 0) & live, -NONE, NONE)
-    sure = tl.min(tl.where((visible > 0) & live, visible, 2147483647))
     if HAS_TREE:
         least = tl.full([BLOCK_M], NONE, tl.float32)
-    peak, total, acc = _nothing(BLOCK_M, BLOCK_D, LEFT)
+    peak, total, acc = _nothing(BLOCK_M, BLOCK_D)
     if SPLIT:
         place = ((request * (tl.num_programs(1) // splits) + tile) * NUM_KV_HEADS + kv_head).to(tl.int64)
         for state in range(first + split, end, splits):
             at = state * STATE
-            peak, total, acc = _nothing(BLOCK_M, BLOCK_D, LEFT)
+            peak, total, acc = _nothing(BLOCK_M, BLOCK_D)
             for start in range(at, tl.minimum(at + STATE, last), BLOCK_N):
                 key, value = keys_and_values(
                     key_cache_ptr, value_cache_ptr, page, kv_head, start, last, PAGE_SIZE, NUM_KV_HEADS,
@@ -412,13 +379,13 @@ def attention_kernel(
                 skip = tl.where(start + BLOCK_N == at + STATE, (splits - 1) * STATE, 0)
                 page = pages(pages_ptr, start + BLOCK_N + skip, last, PAGE_SIZE, BLOCK_N)
                 more_peak, more_total, more = _unit(
-                    query, key, value, start, visible, bits, low, last, least, sure, scale, window, BLOCK_N,
-                    HAS_WINDOW, HAS_TREE, EXACT, LEFT,
+                    query, key, value, start, visible, bits, low, last, least, scale, window, BLOCK_N,
+                    HAS_WINDOW, HAS_TREE, EXACT,
                 )  # fmt: skip
-                peak, total, acc = _fold(peak, total, acc, more_peak, more_total, more, LEFT)
+                peak, total, acc = _fold(peak, total, acc, more_peak, more_total, more)
             _store_state(
                 acc_ptr, peak_ptr, total_ptr, (place * max_states + state) * kept_pairs, live,
-                end - first > 1, peak, total, acc, BLOCK_M, BLOCK_D, LEFT,
+                end - first > 1, peak, total, acc, BLOCK_M, BLOCK_D,
             )  # fmt: skip
     else:
         whole_peak, whole_total, whole = peak, total, acc
@@ -429,19 +396,18 @@ def attention_kernel(
             )  # fmt: skip
             page = pages(pages_ptr, start + BLOCK_N, last, PAGE_SIZE, BLOCK_N)
             more_peak, more_total, more = _unit(
-                query, key, value, start, visible, bits, low, last, least, sure, scale, window, BLOCK_N,
-                HAS_WINDOW, HAS_TREE, EXACT, LEFT,
+                query, key, value, start, visible, bits, low, last, least, scale, window, BLOCK_N,
+                HAS_WINDOW, HAS_TREE, EXACT,
             )  # fmt: skip
-            peak, total, acc = _fold(peak, total, acc, more_peak, more_total, more, LEFT)
+            peak, total, acc = _fold(peak, total, acc, more_peak, more_total, more)
             if (start + BLOCK_N) % CHUNK == 0:
-                whole_peak, whole_total, whole = _fold(whole_peak, whole_total, whole, peak, total, acc, LEFT)
-                peak, total, acc = _nothing(BLOCK_M, BLOCK_D, LEFT)
-        peak, total, acc = _fold(whole_peak, whole_total, whole, peak, total, acc, LEFT)
+                whole_peak, whole_total, whole = _fold(whole_peak, whole_total, whole, peak, total, acc)
+                peak, total, acc = _nothing(BLOCK_M, BLOCK_D)
+        peak, total, acc = _fold(whole_peak, whole_total, whole, peak, total, acc)
     let_in(PDL, LATE)
     if (not SPLIT) or end - first <= 1:
         _store_out(
             out_ptr, sinks_ptr, token, head, live, peak, total, acc, NUM_HEADS, HEAD_DIM, BLOCK_D, HAS_SINKS,
-            LEFT,
         )  # fmt: skip
 
 

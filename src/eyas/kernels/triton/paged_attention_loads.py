@@ -137,10 +137,9 @@ def ask_state(
     key_cache_ptr, value_cache_ptr, pages_ptr, visible_ptr, kv_head, start, num_keys, num_cache_pages,
     PAGE_SIZE: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
 ):  # fmt: skip
-    """Ask for a state's keys and values that the request's first row sees, waiting for nothing but pages.
+    """Ask for a state's keys and values that the request's first row sees, before the kernel before ends.
 
-    Also before the kernel that comes before has ended. The table may be about to change: pages are read past
-    L1, clamped, and used for nothing else.
+    The table may be about to change: pages are read past L1, clamped, and used for nothing else.
     """
     key_index = start + tl.arange(0, STATE)
     page = tl.load(

@@ -1,7 +1,6 @@
-"""How paged attention is cut up. `unit`, CHUNK and the side decide a row's bits; nothing else does."""
+"""How paged attention is cut up. `unit` and CHUNK decide a row's bits; nothing else does."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import triton
@@ -16,20 +15,11 @@ WAVES_OF_UNITS = 3
 """Programs a processor up to which each takes a unit of keys 128 wide, or two of keys 64 wide."""
 WAVES_OF_WALKS = 1.4
 """Tiles a processor from which on a program walks all keys of its tile."""
-LEFT = False
-"""Whether pairs are the left side of the products, where heads are not wider than MOST_LEFT."""
-
-
-MOST_LEFT = 128
-"""Width of heads up to which sums of 64 pairs fit in registers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Shape of one launch. Raises ValueError for fewer than two stages, or a tile its side can't have.
-
-    All plans with pairs on the left side give the same bits, and so do all with pairs on the right side.
-    """
+    """Shape of one launch; all give the same bits. Raises ValueError for fewer than two stages."""
 
     block_m: int
     """Pairs of a tile."""
@@ -40,10 +30,6 @@ class Plan:
     warps: int
     stages: int
     """Units whose loads are under way at the same time, where a program has several; two at least."""
-    left: bool = False
-    """Whether pairs are the left side of the products, which is 64 high in 16-bit types."""
-    ask: Literal["unit", "state", "before"] = "unit"
-    """What a program asks L2 for: its first unit, its first state, or that before the kernel before ends."""
 
     def __post_init__(self) -> None:
         # With one stage Triton puts a unit's weights where its keys were. ptxas 12.8, which Triton 3.6
@@ -53,8 +39,6 @@ class Plan:
         if self.stages < 2:
             message = f"{self.stages} stage: ptxas 12.8 miscompiles unpipelined attention; take 2 or more"
             raise ValueError(message)
-        if self.left and self.block_m not in (16, 64):
-            raise ValueError(f"{self.block_m} pairs: tiles with pairs on the left have 64, of float32 16")
 
 
 def unit(dtype: torch.dtype) -> int:
@@ -82,14 +66,13 @@ def choose(
     device: each program walks its keys alone, stores no state, and nothing is folded.
     """
     keys = unit(dtype)
-    left = LEFT and head_dim <= MOST_LEFT
-    block_m = 16 if dtype == torch.float32 else 64 if left else 16 if pairs <= 16 else 32
+    block_m = 16 if dtype == torch.float32 or pairs <= 16 else 32
     tiles = requests * kv_heads * triton.cdiv(pairs, block_m)
     units, chunks = max(triton.cdiv(bound, keys), 1), max(triton.cdiv(bound, CHUNK), 1)
     if tiles * units * head_dim <= WAVES_OF_UNITS * 128 * processors:
-        return Plan(block_m, keys, units, 4, 2, left)
+        return Plan(block_m, keys, units, 4, 2)
     stages = 3 if head_dim <= 128 else 2
     if tiles >= WAVES_OF_WALKS * processors:
-        return Plan(block_m, 0, 1, 4, stages, left)
+        return Plan(block_m, 0, 1, 4, stages)
     # A wave of two programs a processor: a last chunk of a few keys would start another.
-    return Plan(block_m, CHUNK, min(chunks, max(2 * processors // tiles, 1)), 4, stages, left)
+    return Plan(block_m, CHUNK, min(chunks, max(2 * processors // tiles, 1)), 4, stages)
