@@ -1,6 +1,7 @@
 """The attention kernels compile for sm_90 without a GPU; the interpreter does not check Triton's types."""
 
 import os
+import re
 
 import pytest
 from wgmma_descriptors import lost, of_ptx
@@ -17,7 +18,7 @@ MOST_SHARED_BYTES = 227 * 1024
 TYPES = {
     "*i32": ("page_table", "q_start", "visible", "live"),
     "*i64": ("tree_bits", "slots", "positions", "start", "counts", "depths", "bits", "bits_out"),
-    "*fp32": ("cos", "sin", "cos_out", "sin_out", "sinks", "acc", "peak", "total"),
+    "*fp32": ("cos", "sin", "cos_out", "sin_out", "sinks", "acc", "peak", "total", "parts"),
 }
 SCALARS = {"scale": "fp32", "eps": "fp32"}
 HEADS = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "BLOCK_D": 128}
@@ -25,7 +26,7 @@ SMALL = {"NUM_HEADS": 14, "NUM_KV_HEADS": 2, "HEAD_DIM": 64, "BLOCK_D": 64}
 TILE = {"CHUNK": 256, "STATE": 64, "BLOCK_M": 32, "UNIFORM": True, "PDL": 1}
 TILE |= {"HAS_WINDOW": False, "HAS_TREE": False, "HAS_SINKS": False}
 ALL = {"HAS_WINDOW": True, "HAS_TREE": True, "HAS_SINKS": True}
-WAYS = {"PAGE_SIZE": 16, "BLOCK_N": 64, "BLOCK_R": 1, "ROTATE": False, "SPLIT": True}
+WAYS = {"PAGE_SIZE": 16, "BLOCK_N": 64, "BLOCK_R": 1, "ROTATE": False, "SPLIT": True, "DIRECT": True}
 WAYS |= TILE | {"EXACT": False, "ASK": attention.BEFORE.value, "BLOCK_Q": 32}
 WALK = {"SPLIT": False, "STATE": 256, "UNIFORM": False}
 
@@ -56,6 +57,14 @@ CASES = {
     "norm": (
         norm._rms_norm_kernel,
         {"SIZE": 4096, "BLOCK": 4096, "PAIRED": False, "PDL": 1, "live_ptr": None},
+    ),
+    "norm of a sum": (
+        norm._sum_norm_kernel,
+        {"SIZE": 4096, "BLOCK": 4096, "PARTS": 2, "PAIRED": False, "PDL": 1, "live_ptr": None},
+    ),
+    "norm of a sum of rows that count": (
+        norm._sum_norm_kernel,
+        {"SIZE": 4096, "BLOCK": 4096, "PARTS": 2, "PAIRED": False, "PDL": 1},
     ),
     "norm of rows that count": (
         norm._rms_norm_kernel,
@@ -107,7 +116,15 @@ def test_compiles_and_fits(name):
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize(
     "name",
-    ["walk", "a program a chunk", "rotated", "second pass", "norm", "rotation of normed heads"],
+    [
+        "walk",
+        "a program a chunk",
+        "rotated",
+        "second pass",
+        "norm",
+        "norm of a sum",
+        "rotation of normed heads",
+    ],
 )
 def test_a_kernel_waits_before_it_reads_and_lets_the_next_one_in(name, early):
     kernel, constants = CASES[name]
@@ -116,11 +133,27 @@ def test_a_kernel_waits_before_it_reads_and_lets_the_next_one_in(name, early):
     assert (start < wait) == early
     # Before it waits a kernel reads weights (of a norm) or pages and a limit to ask by; it writes nothing.
     asks = kernel is attention.attention_kernel
-    allowed = {"norm": 8}.get(name, 0) if not asks else 7
+    allowed = {"norm": 8, "norm of a sum": 8}.get(name, 0) if not asks else 7
     assert ptx[:wait].count("ld.global") <= allowed
     assert "st.global" not in ptx[:wait]
     assert ("prefetch.global.L2" in ptx[:wait]) == asks
     assert "st.global" in ptx[max(start, wait) :]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2304, 4096, 8192])
+def test_both_norms_lay_a_row_out_alike_so_they_add_it_alike(size):
+    """Sums of wide rows are in the order of the layout: which is one, and the same, in both kernels."""
+    constants = {"SIZE": size, "BLOCK": triton.next_power_of_2(size), "PAIRED": False, "PDL": 1}
+    constants["live_ptr"] = None
+    layouts = []
+    for kernel, more in ((norm._rms_norm_kernel, {}), (norm._sum_norm_kernel, {"PARTS": 2})):
+        text = _compile(kernel, constants | more, 3).asm["ttgir"]
+        assert "convert_layout" not in text
+        assert text.count('"tt.reduce"') == 1
+        layouts.append(re.findall(r"^#\w+ = #ttg\..*", text, re.MULTILINE))
+    assert layouts[0] == layouts[1]
+    assert layouts[0]
 
 
 @pytest.mark.slow

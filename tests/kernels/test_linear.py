@@ -381,6 +381,42 @@ def test_a_row_has_the_same_bits_in_any_batch(name, epilogue):
             assert torch.equal(flipped.flip(0)[:4], alone[: len(got)]), f"{rows} rows, turned round"
 
 
+@pytest.mark.parametrize("choice", ["off", "late", "early"])
+@pytest.mark.parametrize("name", ["8b o", "8b down", "0.5b down", "135m down"])
+@ON_GPU_ONLY
+@pytest.mark.gpu
+def test_a_norm_after_a_product_has_the_same_bits_in_any_batch(name, choice):
+    """Of up to 64 rows that read 4,096 wide sums the norm adds the splits; past them it is by itself."""
+    out, size = REAL[name]
+    problem = _problem(512, size, out, torch.bfloat16)
+    x, weight, residual = problem["x"], problem["weight"], problem["residual"]
+    norm = {"norm_weight": _random(out, dtype=torch.bfloat16, seed=9) + 1, "eps": 1e-5}
+    with torch.no_grad(), use_pdl(choice):
+        whole = dispatch.linear(x, weight, residual=residual)
+        whole_norm = dispatch.rms_norm(whole, *norm.values())
+        for rows in (1, 8, 16, 33, 64, 65, 512):
+            hidden, normed = dispatch.linear_norm(x[:rows], weight, residual=residual[:rows], **norm)
+            assert (normed is not None) == (
+                tiling(out, size, rows).parallel and not tiling(out, size, rows).parts
+            )
+            assert torch.equal(hidden, whole[:rows]), f"{rows} rows"
+            assert normed is None or torch.equal(normed, whole_norm[:rows]), f"{rows} rows"
+        # A chain: a kernel that starts too early reads too early.
+        if out == size:
+            streams = []
+            for fused in (True, False):
+                hidden, normed = residual[:8], x[:8]
+                for _ in range(6):
+                    hidden, later = (
+                        dispatch.linear_norm(normed, weight, residual=hidden, **norm)
+                        if fused
+                        else (dispatch.linear(normed, weight, residual=hidden), None)
+                    )
+                    normed = dispatch.rms_norm(hidden, *norm.values()) if later is None else later
+                streams.append(normed)
+            assert torch.equal(*streams)
+
+
 @pytest.mark.parametrize("name", [*REAL, *(f"{model} gate_up" for model in REAL_GATED)])
 @ON_GPU_ONLY
 @pytest.mark.gpu

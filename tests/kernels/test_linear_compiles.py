@@ -197,3 +197,23 @@ def test_a_looped_product_fits_and_uses_its_instruction(kind, out, size, rows, p
         assert wait < ptx.index("cp.async")
         assert "st.global" not in ptx[: max(start, wait)]
         assert start < wait if pdl == EARLY.value else ptx.rindex("wgmma.mma_async") < start
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [4096, 14336])
+@pytest.mark.parametrize("rows", [8, 32, 64])
+def test_splits_that_a_norm_will_add_meet_nowhere(rows, size, tmp_path):
+    tiles = tiling(4096, size, rows)
+    assert tiles.parallel
+    constants = {"OUT": 4096, "K": size, "BLOCK_OUT": tiles.block_out, "BLOCK_ROWS": tiles.block_rows}
+    constants |= {"BLOCK_K": tiles.block_k, "TMA": tiles.tma, "PDL": LATE.value, "PREFETCH": 0}
+    constants |= {"SPLITS": tiles.splits, "LENGTH": tiles.length(size), "PARALLEL": True, "GATED": False}
+    absent = ["bias_ptr", "residual_ptr", "arrived_ptr", "live_ptr"]
+    compiled = _compile(linear_kernels.linear_kernel, constants, tiles, absent)
+    assert _stack_bytes(compiled, tmp_path) == 0
+    ptx = compiled.asm["ptx"]
+    assert "atom" not in ptx
+    assert "wgmma" in ptx
+    # Four float32 of a row at a time.
+    assert set(re.findall(r"st\.global\S*", ptx)) == {"st.global.v4.b32"}
+    assert ptx.index("griddepcontrol.launch_dependents") < ptx.index("st.global")
