@@ -52,8 +52,12 @@ class Tiling:
 
 
 @lru_cache(maxsize=4096)
-def tiling(out: int, size: int, rows: int, *, gated: bool = False, head: bool = False) -> Tiling:
+def tiling(
+    out: int, size: int, rows: int, *, gated: bool = False, head: bool = False, counted: bool = False
+) -> Tiling:
     """The tiles of rows [rows, size] x weight [out, size]; `out` of one half if gated; head: for argmax.
+
+    counted: whether a kernel before counts the rows that are wanted (`live`).
 
     Example: out 4096, size 4096, rows 8 -> 64 tiles of 64 weights in 2 K-splits, 128 programs on 132 SMs.
     """
@@ -67,6 +71,8 @@ def tiling(out: int, size: int, rows: int, *, gated: bool = False, head: bool = 
         tiles = Tiling(32, min(_fitting(rows), 64), 64, 4, 6 if rows <= MAX_SKINNY_ROWS else 4)
     elif rows <= MAX_SKINNY_ROWS:
         tiles = _skinny(out, size, rows, gated=gated, splits=splits)
+    elif counted and rows <= 128 and size >= 1024:
+        tiles = _masked(out, gated=gated)
     else:
         tiles = _square(out, size, rows, gated=gated, splits=splits)
     programs = -(-out // tiles.block_out) * -(-rows // tiles.block_rows)
@@ -116,6 +122,13 @@ def _skinny(out: int, size: int, rows: int, *, gated: bool, splits: int) -> Tili
         # Several waves: 3 programs an SM.
         return Tiling(WIDE, block_rows, 64, 4, 4)
     return Tiling(WIDE, block_rows, 128, 4, 5) if splits > 1 else Tiling(WIDE, block_rows, 64, 4, 8)
+
+
+def _masked(out: int, *, gated: bool) -> Tiling:
+    """One block of which some rows count: the threads load those alone, the copy engine would load all."""
+    if gated or out >= 2 * NUM_SMS * WIDE:
+        return Tiling(2 * WIDE, 128, 64, 8, 4)
+    return Tiling(WIDE, 128, 64, 4, 9)
 
 
 def _square(out: int, size: int, rows: int, *, gated: bool, splits: int) -> Tiling:
