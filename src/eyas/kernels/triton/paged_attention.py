@@ -197,6 +197,7 @@ def _attend(
         BLOCK_Q=min(max(triton.next_power_of_2(pairs), 16), plan.block_m),
         ROTATE=rotation is not None,
         SPLIT=split,
+        DIRECT=device.type == "cuda",
         EXACT=queries.dtype == torch.float32,
         ASK=_asked(device, window),
         num_warps=plan.warps,

@@ -17,6 +17,7 @@ from eyas.kernels.triton.paged_attention_loads import (
     own_rows,
     pages,
     queries,
+    write,
 )
 from eyas.kernels.triton.pdl import EARLY, LATE, let_in, wait
 
@@ -269,15 +270,24 @@ def _dot(left, right, EXACT: tl.constexpr):
 @triton.jit
 def _store_state(
     acc_ptr, peak_ptr, total_ptr, at, live, several, peak, total, acc, BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_D: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
-    """Store a state for the fold; a tile's only state is the whole and stays where it is."""
+    """Store a state for the fold; a tile's only state is the whole and stays where it is.
+
+    DIRECT: every thread writes what it holds. `tl.store` would exchange it through shared memory first, for
+    which there is no room while keys come in.
+    """
     if several:
-        goal = at + tl.arange(0, BLOCK_M)
-        tl.store(peak_ptr + goal, peak, mask=live)
-        tl.store(total_ptr + goal, total, mask=live)
-        goal = (goal * BLOCK_D)[None, :] + tl.arange(0, BLOCK_D)[:, None]
-        tl.store(acc_ptr + goal, acc, mask=live[None, :])
+        pair = at + tl.arange(0, BLOCK_M)
+        where = (pair * BLOCK_D)[None, :] + tl.arange(0, BLOCK_D)[:, None]
+        if DIRECT:
+            write(peak_ptr + pair, peak, live)
+            write(total_ptr + pair, total, live)
+            write(acc_ptr + where, acc, live[None, :])
+        else:
+            tl.store(peak_ptr + pair, peak, mask=live)
+            tl.store(total_ptr + pair, total, mask=live)
+            tl.store(acc_ptr + where, acc, mask=live[None, :])
 
 
 # Whether these are multiples of 16 changes nothing, and shall not cost a compilation.
@@ -295,7 +305,7 @@ def attention_kernel(
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_Q: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_TREE: tl.constexpr, HAS_SINKS: tl.constexpr, UNIFORM: tl.constexpr, ROTATE: tl.constexpr,
-    SPLIT: tl.constexpr, EXACT: tl.constexpr, ASK: tl.constexpr, PDL: tl.constexpr,
+    SPLIT: tl.constexpr, DIRECT: tl.constexpr, EXACT: tl.constexpr, ASK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: a KV head, a tile of a request's pairs, and its states split, split + splits, ...
 
@@ -367,26 +377,36 @@ def attention_kernel(
     peak, total, acc = _nothing(BLOCK_M, BLOCK_D)
     if SPLIT:
         place = ((request * (tl.num_programs(1) // splits) + tile) * NUM_KV_HEADS + kv_head).to(tl.int64)
-        for state in range(first + split, end, splits):
-            at = state * STATE
-            peak, total, acc = _nothing(BLOCK_M, BLOCK_D)
-            for start in range(at, tl.minimum(at + STATE, last), BLOCK_N):
-                key, value = keys_and_values(
-                    key_cache_ptr, value_cache_ptr, page, kv_head, start, last, PAGE_SIZE, NUM_KV_HEADS,
-                    HEAD_DIM, BLOCK_N, BLOCK_D,
-                )  # fmt: skip
-                # Of the next unit: of this program's next state after the last one of this.
-                skip = tl.where(start + BLOCK_N == at + STATE, (splits - 1) * STATE, 0)
-                page = pages(pages_ptr, start + BLOCK_N + skip, last, PAGE_SIZE, BLOCK_N)
-                more_peak, more_total, more = _unit(
-                    query, key, value, start, visible, bits, low, last, least, scale, window, BLOCK_N,
-                    HAS_WINDOW, HAS_TREE, EXACT,
-                )  # fmt: skip
-                peak, total, acc = _fold(peak, total, acc, more_peak, more_total, more)
-            _store_state(
-                acc_ptr, peak_ptr, total_ptr, (place * max_states + state) * kept_pairs, live,
-                end - first > 1, peak, total, acc, BLOCK_M, BLOCK_D,
+        # One loop over the units of all of this program's states, so that the keys of the next state are on
+        # their way while one is stored.
+        EACH: tl.constexpr = STATE // BLOCK_N
+        states = (end - first - split + splits - 1) // splits
+        units = states * EACH
+        if first + split + (states - 1) * splits == end - 1:
+            units -= (end * STATE - last) // BLOCK_N
+        for unit in range(units):
+            state = first + split + unit // EACH * splits
+            start = state * STATE + unit % EACH * BLOCK_N
+            key, value = keys_and_values(
+                key_cache_ptr, value_cache_ptr, page, kv_head, start, last, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM,
+                BLOCK_N, BLOCK_D,
             )  # fmt: skip
+            # Of the next unit: of this program's next state after the last one of this.
+            ends = unit % EACH == EACH - 1
+            skip = tl.where(ends, (splits - 1) * STATE, 0)
+            page = pages(pages_ptr, start + BLOCK_N + skip, last, PAGE_SIZE, BLOCK_N)
+            more_peak, more_total, more = _unit(
+                query, key, value, start, visible, bits, low, last, least, scale, window, BLOCK_N, HAS_WINDOW,
+                HAS_TREE, EXACT,
+            )  # fmt: skip
+            peak, total, acc = _fold(peak, total, acc, more_peak, more_total, more)
+            if ends | (unit == units - 1):
+                _store_state(
+                    acc_ptr, peak_ptr, total_ptr, (place * max_states + state) * kept_pairs, live,
+                    end - first > 1, peak, total, acc, BLOCK_M, BLOCK_D, DIRECT,
+                )  # fmt: skip
+                if unit < units - 1:
+                    peak, total, acc = _nothing(BLOCK_M, BLOCK_D)
     else:
         whole_peak, whole_total, whole = peak, total, acc
         for start in range(at, last, BLOCK_N):

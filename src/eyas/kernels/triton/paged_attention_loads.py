@@ -71,6 +71,21 @@ def cache_rows(
 
 
 @triton.jit
+def write(ptr, x, mask):
+    """Write float32 x to ptr where mask, from the registers where it is: sectors of 32 bytes if M is last."""
+    x, ptr = tl.broadcast(x, ptr)
+    x, mask = tl.broadcast(x, mask)
+    tl.inline_asm_elementwise(
+        "{.reg .pred p; setp.ne.u32 p, $3, 0; @p st.global.b32 [$1], $2; mov.u32 $0, 0;}",
+        "=r,l,r,r",
+        [ptr.to(tl.int64, bitcast=True), x, mask.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def pages(pages_ptr, start, last, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Pages [N] of the keys from `start`, a multiple of N, on."""
     n = tl.arange(0, BLOCK_N)
