@@ -1,4 +1,4 @@
-"""`eyas data`: prompts, regenerate, pack, show, count, trim, capture."""
+"""`eyas data`: prompts, vary, regenerate, pack, show, count, trim, capture."""
 
 import itertools
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eyas.cli import console, data_capture, data_prompts, data_regenerate, data_trim
+from eyas.cli import console, data_capture, data_prompts, data_regenerate, data_trim, data_vary
 from eyas.cli.data_options import (
     Json,
     TargetOption,
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 app.command("prompts")(data_prompts.command)
+app.command("vary")(data_vary.command)
 app.command("regenerate")(data_regenerate.command)
 app.command("trim")(data_trim.command)
 app.command("capture")(data_capture.command)
