@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """Make new prompts from old ones: other numbers, other names, function stubs for tasks with tests.
 
-    FILE is what `eyas data regenerate` reads; variation 2 of prompt a is a~2.
+    `eyas data regenerate` reads them; variation 2 of prompt a is a~2.
     """
     from eyas.core.errors import ConfigError, DataError
     from eyas.data.files import make_folder, write_bytes
@@ -43,8 +43,9 @@ def command(
     todo = read_prompts(prompts, limit=limit)
     with console.progress(disable=as_json) as bar:
         task = bar.add_task("vary", total=len(todo))
-        made = vary(todo, ways, copies, seed, excluded, lambda done: bar.update(task, completed=done))
-    records, counts = made
+        records, counts = vary(
+            todo, ways, copies, seed, excluded, lambda done: bar.update(task, completed=done)
+        )
     faults = ", ".join(f"{number:,} {name}" for name, number in counts["left_out"].items() if number)
     if not records:
         raise DataError(f"{prompts}: --how {how} changed none of {len(todo):,} prompts ({faults})")

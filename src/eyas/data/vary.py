@@ -18,7 +18,7 @@ from eyas.data.vary_stubs import stub
 
 # What keeps its numbers and names: fences, `spans`, [lists], calls(1), TeX with commands, lines of code.
 _CODE = re.compile(
-    r"```[\s\S]*?(?:```|\Z)|`[^`\n]+`|\[[^\]\n]*\]|\w\([^)\n]*\)|\$[^$\n]*\\[^$\n]*\$"
+    r"```[\s\S]*?(?:```|\Z)|`[^`\n]+`|\[[^\]\n]*\]|\w\([^)\n]*\)|\$[^$\\\n]*\\[^$\n]*\$"
     r"|^(?: {4}|\t|>>>|assert |def |class |import |from \S+ import ).*$|^.*[{};]$",
     re.MULTILINE,
 )
@@ -32,7 +32,8 @@ _FIXED = re.compile(r"(?:19|20)\d\d|0\d.*")
 _BEFORE, _AFTER = re.compile(rf"(?:/\s*|{_MONTH} )\Z"), re.compile(rf"\s*/\s*\d| (?:of )?{_MONTH}")
 _LISTED = re.compile(r"(?:\A|\n)\s*\Z")
 _CAPITAL = re.compile(r"\b[A-Z][a-z]+\b")
-# A capital inside a sentence, or a title, before a name.
+# Capitals after and, inside a sentence or as a title, before a name.
+_SURNAME = re.compile(" [A-Z]")
 _TITLE = re.compile(r"""(?:[^\s.?!:"] [A-Z][a-z]*|King|Queen|Saint|St\.|Sir|Pope|Lake) \Z""")
 _HERS = """
     Alice Alyssa Amy Angela Anna Betty Brenda Carla Carol Chloe Cindy Emily Emma Hannah Helen Jane Janet
@@ -66,9 +67,9 @@ def numbers(text: str, rng: random.Random) -> str:
         if fixed or listed or _BEFORE.search(before) or _AFTER.match(after):
             return own
         key = own, after.startswith("%")
-        for _ in range(4):  # different ones stay different where they can
-            if key not in known or list(known.values()).count(known[key]) > 1:
-                known[key] = _other(*key, rng)
+        if key not in known:  # different ones stay different where they can
+            tries = [_other(*key, rng) for _ in range(4)]
+            known[key] = next((new for new in tries if new not in known.values()), tries[0])
         return known[key]
 
     return _prose(text, lambda part: _NUMBER.sub(other, part))
@@ -108,10 +109,8 @@ def names(text: str, rng: random.Random) -> str:
         for match in _CAPITAL.finditer(part):
             name, start, end = match.group(), match.start(), match.end()
             if name in _POOL:
-                beside = re.match(" [A-Z]", part[end : end + 2]) or _TITLE.search(
-                    part[max(0, start - 24) : start]
-                )
-                found[name] = found.get(name, True) and not beside
+                titled = _TITLE.search(part[max(0, start - 24) : start])
+                found[name] = found.get(name, True) and not titled and not _SURNAME.match(part, end)
         return part
 
     _prose(text, look)
@@ -173,18 +172,17 @@ def vary(
     records: list[dict[str, Any]] = []
     changed, left_out = Counter(dict.fromkeys(how, 0)), Counter(unchanged=0, duplicate=0, excluded=0)
 
-    def fault(prompt: Prompt, turns: tuple[str, ...]) -> str:
-        if any(barred.share(words_of(turn)) >= KNOWN for turn in turns):
-            return "excluded"
-        return "duplicate" if turns != prompt.turns and (prompt.system, turns) in seen else ""
+    def near(turns: tuple[str, ...]) -> bool:
+        return any(barred.share(words_of(turn)) >= KNOWN for turn in turns)
 
     for done, prompt in enumerate(prompts, start=1):
-        why = fault(prompt, prompt.turns)
-        made = {} if why else variations(prompt, how, copies, seed)
-        left_out[why or "unchanged"] += not made
+        left = near(prompt.turns)
+        made = {} if left else variations(prompt, how, copies, seed)
+        left_out["excluded" if left else "unchanged"] += not made
         for number, (turns, ways) in enumerate(made.items(), start=1):
-            if why := fault(prompt, turns):
-                left_out[why] += 1
+            known = (prompt.system, turns) in seen
+            if known or near(turns):
+                left_out["duplicate" if known else "excluded"] += 1
                 continue
             seen.add((prompt.system, turns))
             changed.update(ways)

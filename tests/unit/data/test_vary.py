@@ -45,10 +45,11 @@ def test_numbers_that_stay():
         "2) `f 7` f(8) ```\n9 9\n``` $\\frac 3 4$ 12345678901234567\n    x = 3\nassert 4 == 4"
     )
     assert set(draws(numbers, text)) == {text}
-    for new in draws(numbers, "Of 90% of 12 he, 12 years, has 999999999999989."):
-        percent, twelve, again, other = map(int, re.findall(r"\d+", new))
+    for new in draws(numbers, "Of 90% of 9 he, 9 years, has 8, 7, 6 or 999999999999989. 9"):
+        percent, *small, large, last = map(int, re.findall(r"\d+", new))
         assert percent < 100
-        assert twelve == again != other
+        assert small[0] == small[1] == last
+        assert large != 999999999999989
 
 
 def test_names():
