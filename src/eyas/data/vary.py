@@ -10,6 +10,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from eyas.data.alike import Known, words_of
@@ -129,7 +130,7 @@ def _prose(text: str, change: Callable[[str], str]) -> str:
     return "".join(part + code for part, code in zip(parts, [*codes, ""], strict=True))
 
 
-WAYS: dict[str, Callable[[str, random.Random], str]] = {"numbers": numbers, "names": names, "stubs": stub}
+WAYS = {"numbers": numbers, "names": names, "stubs": stub}
 
 
 def variations(
@@ -186,10 +187,11 @@ def vary(
                 continue
             seen.add((prompt.system, turns))
             changed.update(ways)
-            users = [{"role": "user", "content": turn} for turn in turns]
-            body: dict[str, Any] = {"turns": turns} if len(turns) > 1 else {"prompt": turns[0]}
-            if prompt.system is not None:
-                body = {"messages": [{"role": "system", "content": prompt.system}, *users]}
+            new = replace(prompt, turns=turns)
+            users = [{"role": "user", "content": turn} for turn in turns[1:]]
+            body: dict[str, Any] = {"turns": turns} if users else {"prompt": turns[0]}
+            if new.system is not None:
+                body = {"messages": [*new.opening, *users]}
             records.append({"id": f"{prompt.id}~{number}", "source": prompt.source, **body})
         if progress is not None:
             progress(done)

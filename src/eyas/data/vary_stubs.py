@@ -9,7 +9,6 @@ from typing import Any
 _OPENINGS = (
     "Complete the function below.",
     "Finish this Python function.",
-    "Implement the body of this function.",
     "Write the rest of this Python code.",
 )
 # The words that ask for a function, and the sentence that announces the tests.
