@@ -15,12 +15,11 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -29,6 +28,7 @@ from triton.runtime.jit import JITFunction
 from eyas.core.batch import KVLayout
 from eyas.kernels.settings import use_pdl
 from eyas.kernels.triton import norm, pdl
+from eyas.kernels.triton import paged_attention as attention
 from eyas.kernels.triton import paged_attention_plan as plans
 from eyas.kernels.triton.paged_attention_plan import CHUNK, Plan
 from eyas.nn.norm import Stream
@@ -46,6 +46,20 @@ UNIT = plans.unit(torch.bfloat16)
 CASES = [("llama-3.1-8b", 8, 8), ("smollm2-135m", 64, 30), ("llama-3.1-8b", 64, 8)]
 CASES += [("llama-3.1-8b", 1, 8), ("smollm2-135m", 1, 30), ("smollm2-135m", 8, 30)]
 """Shape, requests, layers."""
+SOON = [
+    (0, 0),
+    (16, 0),
+    (0, 8),
+    (8, 4),
+    (8, 8),
+    (12, 8),
+    (16, 4),
+    (16, 8),
+    (16, 16),
+    (24, 8),
+    (32, 8),
+    (16, 12),
+]
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,8 @@ class Variant:
     """None for the plan in use."""
     small_early: bool = False
     """Whether small kernels let the next one in at once; nobody asks for weights."""
-    norm_warps: int | None = None
+    soon: tuple[int, int] | None = None
+    """MiB of the next weight that the fold of attention and norms that sum ask for."""
 
     def __str__(self) -> str:
         names = {0: "walk", UNIT: "unit", CHUNK: "chunk"}
@@ -65,18 +80,8 @@ class Variant:
             plan = self.plan
             said += [names[plan.state], f"x{plan.splits}", f"st{plan.stages}"]
         said += ["small early"] if self.small_early else []
-        said += [f"norm w{self.norm_warps}"] if self.norm_warps else []
+        said += [f"soon {self.soon[0]} {self.soon[1]}"] if self.soon else []
         return " ".join(said) or "in use"
-
-
-class Warped:
-    """A kernel with another number of warps."""
-
-    def __init__(self, kernel: Any, warps: int) -> None:
-        self.kernel, self.warps = kernel, warps
-
-    def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        return lambda *given, **options: self.kernel[grid](*given, **options | {"num_warps": self.warps})
 
 
 def small_early(*, small: bool, own: bool = True) -> dict[str, int | bool]:
@@ -88,7 +93,7 @@ def small_early(*, small: bool, own: bool = True) -> dict[str, int | bool]:
 
 @contextmanager
 def using(variant: Variant) -> Iterator[None]:
-    before = plans.choose, pdl.options, norm._rms_norm_kernel
+    before = plans.choose, pdl.options, attention.FOLD_BYTES, norm.NORM_BYTES
     try:
         with ExitStack() as stack:
             stack.enter_context(use_pdl("late"))
@@ -96,11 +101,11 @@ def using(variant: Variant) -> Iterator[None]:
                 plans.choose = lambda *_: variant.plan
             if variant.small_early:
                 pdl.options = small_early
-            if variant.norm_warps:
-                norm._rms_norm_kernel = Warped(norm._rms_norm_kernel, variant.norm_warps)
+            if variant.soon:
+                attention.FOLD_BYTES, norm.NORM_BYTES = (mib << 20 for mib in variant.soon)
             yield
     finally:
-        plans.choose, pdl.options, norm._rms_norm_kernel = before
+        plans.choose, pdl.options, attention.FOLD_BYTES, norm.NORM_BYTES = before
 
 
 def base_plan(shape: str, batch: int, bound: int = BOUND) -> Plan:
@@ -116,7 +121,7 @@ def variants(shape: str, batch: int) -> list[Variant]:
     base, kv_heads = base_plan(shape, batch), SHAPES[shape].num_kv_heads
     tiles, units, chunks = batch * kv_heads, BOUND // UNIT, BOUND // CHUNK
     tried = [Variant(), Variant(small_early=True)]
-    tried += [Variant(norm_warps=warps) for warps in (4, 16)]
+    tried += [Variant(soon=(fold, norms)) for fold, norms in SOON]
     tried += [Variant(replace(base, stages=2))] if base.stages > 2 else []
     if tiles * units <= 1100:
         tried += [Variant(replace(base, state=UNIT, splits=units, stages=2))]
@@ -194,10 +199,8 @@ def measure(shape: str, batch: int, count: int) -> dict[str, object]:
             if "CUDA" in str(error):
                 break
             continue
-        # Another number of warps adds squares in another order, of rows wider than 2,048.
-        norms = variant.norm_warps and SHAPES[shape].hidden_size > 2048
         first = out if first is None else first
-        if not norms and not torch.equal(first, out):
+        if not torch.equal(first, out):
             errors[str(variant)] = "other bits"
     record: dict[str, object] = {"shape": shape, "batch": batch, "layers": count}
     record |= {"us_a_layer": dict(sorted(figures.items(), key=lambda item: item[1]))}

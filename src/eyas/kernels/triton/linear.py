@@ -44,7 +44,7 @@ def linear(
     out = x.new_empty(*x.shape[:-1], weight.shape[0])
     rows = _rows(x)
     if len(rows):
-        tiles = tiling(weight.shape[0], weight.shape[1], len(rows), counted=live is not None)
+        tiles = tiling(weight.shape[0], weight.shape[1], len(rows))
         launch(
             tiles,
             rows,
@@ -71,8 +71,7 @@ def linear_norm(
 ) -> tuple[Tensor, Tensor | None]:
     """See eyas.kernels.reference.linear.linear_norm. Normed where parallel K-splits leave their sum to it."""
     rows, width = _rows(x), weight.shape[0]
-    counted = live is not None
-    tiles = tiling(width, weight.shape[1], len(rows), counted=counted) if len(rows) else None
+    tiles = tiling(width, weight.shape[1], len(rows)) if len(rows) else None
     if tiles is None or not tiles.parallel or tiles.parts:
         return linear(x, weight, residual=residual, live=live), None
     parts = torch.empty(tiles.splits, len(rows), width, dtype=torch.float32, device=x.device)
@@ -94,7 +93,7 @@ def gated_linear(
     out = x.new_empty(*x.shape[:-1], half)
     rows = _rows(x)
     if len(rows):
-        tiles = tiling(half, size, len(rows), gated=True, counted=live is not None)
+        tiles = tiling(half, size, len(rows), gated=True)
         launch(tiles, rows, gate_up_weight, out, norm_weight=norm_weight, eps=eps, gated=True, live=live)
     return out
 

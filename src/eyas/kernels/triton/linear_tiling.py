@@ -52,12 +52,8 @@ class Tiling:
 
 
 @lru_cache(maxsize=4096)
-def tiling(
-    out: int, size: int, rows: int, *, gated: bool = False, head: bool = False, counted: bool = False
-) -> Tiling:
+def tiling(out: int, size: int, rows: int, *, gated: bool = False, head: bool = False) -> Tiling:
     """The tiles of rows [rows, size] x weight [out, size]; `out` of one half if gated; head: for argmax.
-
-    counted: whether a kernel before counts the rows that are wanted (`live`).
 
     Example: out 4096, size 4096, rows 8 -> 64 tiles of 64 weights in 2 K-splits, 128 programs on 132 SMs.
     """
@@ -71,8 +67,6 @@ def tiling(
         tiles = Tiling(32, min(_fitting(rows), 64), 64, 4, 6 if rows <= MAX_SKINNY_ROWS else 4)
     elif rows <= MAX_SKINNY_ROWS:
         tiles = _skinny(out, size, rows, gated=gated, splits=splits)
-    elif counted and rows <= 128 and size >= 1024:
-        tiles = _masked(out, gated=gated)
     else:
         tiles = _square(out, size, rows, gated=gated, splits=splits)
     programs = -(-out // tiles.block_out) * -(-rows // tiles.block_rows)
@@ -124,23 +118,18 @@ def _skinny(out: int, size: int, rows: int, *, gated: bool, splits: int) -> Tili
     return Tiling(WIDE, block_rows, 128, 4, 5) if splits > 1 else Tiling(WIDE, block_rows, 64, 4, 8)
 
 
-def _masked(out: int, *, gated: bool) -> Tiling:
-    """One block of which some rows count: the threads load those alone, the copy engine would load all."""
-    if gated or out >= 2 * NUM_SMS * WIDE:
-        return Tiling(2 * WIDE, 128, 64, 8, 4)
-    return Tiling(WIDE, 128, 64, 4, 9)
-
-
 def _square(out: int, size: int, rows: int, *, gated: bool, splits: int) -> Tiling:
     """Multiplying is the cost: tiles as large as the registers hold, fetched by the copy engine."""
     if size < 1024:
         # Few steps: several programs an SM, so that one multiplies while another ends.
         return Tiling(WIDE if gated else 2 * WIDE, 128, 64, 4, 3, tma=True)
     if gated:
-        medium = 128 < rows <= MAX_MEDIUM_ROWS
-        return Tiling(WIDE, 128, 64, 4, 5, tma=True) if medium else Tiling(2 * WIDE, 128, 64, 8, 4, tma=True)
+        if rows <= MAX_MEDIUM_ROWS:
+            # Of one block of rows two programs an SM, each with less in flight.
+            return Tiling(WIDE, 128, 64, 4, 3 if rows <= 128 else 5, tma=True)
+        return Tiling(2 * WIDE, 128, 64, 8, 4, tma=True)
     if rows <= 128 and out < 2 * NUM_SMS * WIDE:
-        return Tiling(WIDE, 128, 64, 8 if splits > 1 else 4, 6, tma=True)
+        return Tiling(WIDE, 128, 128, 4, 4, tma=True)
     if splits > 1:
         return Tiling(2 * WIDE, 128, 64, 8, 4, tma=True)
     if -(-out // (2 * WIDE)) * -(-rows // 256) < NUM_SMS:

@@ -141,7 +141,7 @@ def sum_norm(
 ) -> tuple[Tensor, Tensor]:
     """(hidden, rms_norm(hidden)) [T, D], hidden = residual [T, D] + the sum of float32 parts [P, T, D].
 
-    Summed in order and rounded once. Rows from `live` on are left out. `soon`: the weight of the next product.
+    Summed in order and rounded once. Rows from `live` on are left out. `soon`: the next product's weight.
     """
     num_parts, rows, size = parts.shape
     residual = residual.contiguous()
@@ -173,5 +173,5 @@ def _options(block: int) -> dict[str, int | bool]:
     """Launch options of a norm over `block` columns, of which the bits are."""
     # Up to 2048 wide the products of small models do this themselves, for few rows (linear_short.py).
     paired = block <= 2048
-    how = {"PAIRED": paired, "num_warps": 4 if paired else 8, "enable_fp_fusion": False}
+    how = {"PAIRED": paired, "num_warps": 4 if paired else 16, "enable_fp_fusion": False}
     return pdl.options(small=True) | how

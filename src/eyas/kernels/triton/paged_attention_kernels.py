@@ -435,9 +435,9 @@ def attention_kernel(
 @triton.jit(do_not_specialize=["num_keys", "window", "max_rows", "share", *_VARIED_STATES])
 def fold_kernel(
     out_ptr, q_start_ptr, visible_ptr, tree_bits_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, num_keys,
-    window, max_rows, max_states, kept_pairs, soon_ptr, share, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr,
+    window, max_rows, max_states, kept_pairs, soon_ptr, share, NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr,
     HAS_SINKS: tl.constexpr, UNIFORM: tl.constexpr, BATCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The second pass: a pair a program of one warp.

@@ -2,14 +2,13 @@
 
 A norm that sums parts and the fold of attention's states read little, and what they read is in L2 already:
 two to four microseconds in which the memory could have sent ten megabytes. So every thread asks the copy
-engine for its share of a weight, and nobody waits for it. Weights are written by no kernel of a step: this may
+engine for its share of a weight, and nobody waits for it. No kernel of a step writes weights: this may
 come before `pdl.wait`.
 """
 
-# ruff: noqa: ANN001, ANN202 - bodies and arguments are Triton's, not Python's
+# ruff: noqa: ANN001 - bodies and arguments are Triton's, not Python's
 import os
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -41,7 +40,7 @@ def ask(weight_ptr, share, program, LANES: tl.constexpr) -> None:
 
 
 def share_of(weight: Tensor | None, most: int, lanes: int) -> tuple[Tensor | None, int]:
-    """(weight, bytes a lane) so that `lanes` threads ask for `most` bytes of it at most; (None, 0): nobody asks.
+    """(weight, bytes a lane), for `lanes` threads to ask for `most` bytes at most; (None, 0): nobody asks.
 
     Example: 32 MiB weight, most 16 MiB, 65,536 lanes -> 256 bytes each.
     """
