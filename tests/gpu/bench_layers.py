@@ -27,9 +27,8 @@ from triton.runtime.jit import JITFunction
 
 from eyas.core.batch import KVLayout
 from eyas.kernels.settings import use_pdl
-from eyas.kernels.triton import norm, pdl
-from eyas.kernels.triton import paged_attention as attention
 from eyas.kernels.triton import paged_attention_plan as plans
+from eyas.kernels.triton import pdl
 from eyas.kernels.triton.paged_attention_plan import CHUNK, Plan
 from eyas.nn.norm import Stream
 from eyas.nn.paged import PagedContext, allocate_cache, uniform_batch
@@ -46,20 +45,6 @@ UNIT = plans.unit(torch.bfloat16)
 CASES = [("llama-3.1-8b", 8, 8), ("smollm2-135m", 64, 30), ("llama-3.1-8b", 64, 8)]
 CASES += [("llama-3.1-8b", 1, 8), ("smollm2-135m", 1, 30), ("smollm2-135m", 8, 30)]
 """Shape, requests, layers."""
-SOON = [
-    (0, 0),
-    (16, 0),
-    (0, 8),
-    (8, 4),
-    (8, 8),
-    (12, 8),
-    (16, 4),
-    (16, 8),
-    (16, 16),
-    (24, 8),
-    (32, 8),
-    (16, 12),
-]
 
 
 @dataclass(frozen=True)
@@ -70,8 +55,6 @@ class Variant:
     """None for the plan in use."""
     small_early: bool = False
     """Whether small kernels let the next one in at once; nobody asks for weights."""
-    soon: tuple[int, int] | None = None
-    """MiB of the next weight that the fold of attention and norms that sum ask for."""
 
     def __str__(self) -> str:
         names = {0: "walk", UNIT: "unit", CHUNK: "chunk"}
@@ -80,7 +63,6 @@ class Variant:
             plan = self.plan
             said += [names[plan.state], f"x{plan.splits}", f"st{plan.stages}"]
         said += ["small early"] if self.small_early else []
-        said += [f"soon {self.soon[0]} {self.soon[1]}"] if self.soon else []
         return " ".join(said) or "in use"
 
 
@@ -93,7 +75,7 @@ def small_early(*, small: bool, own: bool = True) -> dict[str, int | bool]:
 
 @contextmanager
 def using(variant: Variant) -> Iterator[None]:
-    before = plans.choose, pdl.options, attention.FOLD_BYTES, norm.NORM_BYTES
+    before = plans.choose, pdl.options
     try:
         with ExitStack() as stack:
             stack.enter_context(use_pdl("late"))
@@ -101,11 +83,9 @@ def using(variant: Variant) -> Iterator[None]:
                 plans.choose = lambda *_: variant.plan
             if variant.small_early:
                 pdl.options = small_early
-            if variant.soon:
-                attention.FOLD_BYTES, norm.NORM_BYTES = (mib << 20 for mib in variant.soon)
             yield
     finally:
-        plans.choose, pdl.options, attention.FOLD_BYTES, norm.NORM_BYTES = before
+        plans.choose, pdl.options = before
 
 
 def base_plan(shape: str, batch: int, bound: int = BOUND) -> Plan:
@@ -121,7 +101,6 @@ def variants(shape: str, batch: int) -> list[Variant]:
     base, kv_heads = base_plan(shape, batch), SHAPES[shape].num_kv_heads
     tiles, units, chunks = batch * kv_heads, BOUND // UNIT, BOUND // CHUNK
     tried = [Variant(), Variant(small_early=True)]
-    tried += [Variant(soon=(fold, norms)) for fold, norms in SOON]
     tried += [Variant(replace(base, stages=2))] if base.stages > 2 else []
     if tiles * units <= 1100:
         tried += [Variant(replace(base, state=UNIT, splits=units, stages=2))]

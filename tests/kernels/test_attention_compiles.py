@@ -48,10 +48,7 @@ CASES = {
         SMALL | WAYS | ALL | {"BLOCK_M": 16, "BLOCK_Q": 16, "BLOCK_N": 32, "EXACT": True, "ROTATE": True},
     ),
     "second pass": (attention.fold_kernel, HEADS | TILE | ALL | {"BATCH": 32}),
-    "second pass of chunks": (
-        attention.fold_kernel,
-        HEADS | TILE | {"STATE": 256, "BATCH": 8, "soon_ptr": None},
-    ),
+    "second pass of chunks": (attention.fold_kernel, HEADS | TILE | {"STATE": 256, "BATCH": 8}),
     "rotation of normed heads": (
         rotary._rotate_and_cache_kernel,
         SMALL | {"HAS_NORM": True, "BLOCK_HEADS": 16, "BLOCK_KV": 2, "PDL": 1},
@@ -65,11 +62,11 @@ CASES = {
     ),
     "norm of a sum": (
         norm._sum_norm_kernel,
-        {"SIZE": 4096, "BLOCK": 4096, "PARTS": 2, "PAIRED": False, "PDL": 1, "LANES": 128, "live_ptr": None},
+        {"SIZE": 4096, "BLOCK": 4096, "PARTS": 2, "PAIRED": False, "PDL": 1, "live_ptr": None},
     ),
     "norm of a sum of rows that count": (
         norm._sum_norm_kernel,
-        {"SIZE": 4096, "BLOCK": 4096, "PARTS": 2, "PAIRED": False, "PDL": 1, "LANES": 128, "soon_ptr": None},
+        {"SIZE": 4096, "BLOCK": 4096, "PARTS": 2, "PAIRED": False, "PDL": 1},
     ),
     "norm of rows that count": (
         norm._rms_norm_kernel,
@@ -154,26 +151,14 @@ def test_both_norms_lay_a_row_out_alike_so_they_add_it_alike(size):
     """Sums of wide rows are in the order of the layout: which is one, and the same, in both kernels."""
     constants = {"SIZE": size, "BLOCK": triton.next_power_of_2(size), "PAIRED": False, "PDL": 1}
     constants["live_ptr"] = None
-    parts = {"PARTS": 2, "LANES": 128, "soon_ptr": None}
     layouts = []
-    for kernel, more in ((norm._rms_norm_kernel, {}), (norm._sum_norm_kernel, parts)):
+    for kernel, more in ((norm._rms_norm_kernel, {}), (norm._sum_norm_kernel, {"PARTS": 2})):
         text = _compile(kernel, constants | more, 3).asm["ttgir"]
         assert "convert_layout" not in text
         assert text.count('"tt.reduce"') == 1
         layouts.append(re.findall(r"^#\w+ = #ttg\..*", text, re.MULTILINE))
     assert layouts[0] == layouts[1]
     assert layouts[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["norm of a sum", "second pass"])
-def test_the_next_weight_is_asked_for_before_the_wait(name):
-    kernel, constants = CASES[name]
-    ptx = _compile(kernel, constants | {"PDL": 1}, 3).asm["ptx"]
-    assert ptx.count("cp.async.bulk.prefetch.L2.global") == 1
-    assert ptx.index("cp.async.bulk.prefetch.L2.global") < ptx.index("griddepcontrol.wait")
-    without = _compile(kernel, constants | {"PDL": 1, "soon_ptr": None}, 3).asm["ptx"]
-    assert "bulk" not in without
 
 
 @pytest.mark.slow

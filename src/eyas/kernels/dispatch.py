@@ -165,7 +165,6 @@ def linear_norm(
     norm_weight: Tensor,
     eps: float,
     live: Tensor | None = None,
-    soon: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """See eyas.kernels.reference.linear.linear_norm."""
     twin, x, _ = _product(x, weight, None, eps)
@@ -174,7 +173,7 @@ def linear_norm(
         hidden = twin.linear(x, weight, residual=residual, live=live)
         return hidden, rms_norm(hidden, norm_weight, eps)
     out: tuple[Tensor, Tensor | None] = twin.linear_norm(
-        x, weight, residual=residual, norm_weight=norm_weight, eps=eps, live=live, soon=soon
+        x, weight, residual=residual, norm_weight=norm_weight, eps=eps, live=live
     )
     return out
 

@@ -101,7 +101,6 @@ class Attention(nn.Module):
                 k_norm=self.k_norm,
                 scale=self.scale,
                 window=self.window,
-                soon=self.o_proj.weight,
             )
         else:
             q, k, v = self._heads(fused, cos, sin)

@@ -90,8 +90,8 @@ class PackedWeight:
     ) -> Stream:
         """Residual + linear(x), and `after` of it where that costs no launch of its own."""
         if self.tensor is None:
-            options = {"residual": residual, "live": live, "soon": after.soon, **_norm_arguments(after)}
-            return Stream(*dispatch.linear_norm(x, weight, **options))
+            arguments = _norm_arguments(after)
+            return Stream(*dispatch.linear_norm(x, weight, residual=residual, live=live, **arguments))
         return Stream(self.linear(x, weight, residual=residual))
 
     def max_linear(

@@ -15,17 +15,6 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
-        # In a tuple: a module of its own name is not this one's.
-        self._readers: tuple[nn.Linear, ...] = ()
-
-    def read_by(self, product: nn.Linear) -> None:
-        """Name the product that reads what this norm writes: its weight can be asked for ahead."""
-        self._readers = (product,)
-
-    @property
-    def soon(self) -> Tensor | None:
-        """The weight that is read after this norm, where it is known."""
-        return self._readers[0].weight if self._readers else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x [..., size]."""

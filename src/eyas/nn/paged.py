@@ -58,12 +58,8 @@ class PagedContext:
         k_norm: RMSNorm | None,
         scale: float,
         window: int | None,
-        soon: Tensor | None = None,
     ) -> Tensor:
-        """Norm, rotate, cache and attend fused rows qkv [T, (H + 2 KV) dh], as the projection gives them.
-
-        `soon` is the weight that is read next.
-        """
+        """Norm, rotate, cache and attend fused rows qkv [T, (H + 2 KV) dh], as the projection gives them."""
         batch = self.batch
         return dispatch.rotated_attention(
             qkv,
@@ -81,7 +77,6 @@ class PagedContext:
             eps=0.0 if q_norm is None else q_norm.eps,
             scale=scale,
             window=window,
-            soon=soon,
             **self._options(),
         )
 

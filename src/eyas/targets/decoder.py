@@ -41,8 +41,6 @@ class DecoderLayer(nn.Module):
         )
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
-        self.input_layernorm.read_by(self.self_attn.qkv_proj)
-        self.post_attention_layernorm.read_by(self.mlp.gate_up_proj)
 
     def forward(
         self,

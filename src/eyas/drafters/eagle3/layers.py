@@ -42,8 +42,6 @@ class HeadLayer(nn.Module):
         )
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = GatedMLP(size, config.intermediate_size)
-        self.input_layernorm.read_by(self.self_attn.qkv_proj)
-        self.post_attention_layernorm.read_by(self.mlp.gate_up_proj)
 
     def join(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Layer 0's inputs [..., 2D] and residual [..., D], of embeddings and hidden [..., D].

@@ -39,12 +39,10 @@ def linear_norm(
     norm_weight: Tensor,
     eps: float,
     live: Tensor | None = None,
-    soon: Tensor | None = None,  # noqa: ARG001 - Triton's
 ) -> tuple[Tensor, Tensor | None]:
     """(hidden, rms_norm(hidden)) [..., N], hidden = residual + linear(x); x [..., K], weight [N, K].
 
     The second is None where the norm would be a launch of its own: whoever reads hidden norms it then.
-    `soon` is the weight that is read next, which a kernel may ask for; it changes nothing.
     """
     hidden = linear(x, weight, residual=residual, live=live)
     return hidden, rms_norm(hidden, norm_weight, eps)

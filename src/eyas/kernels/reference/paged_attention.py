@@ -43,14 +43,12 @@ def paged_attention(
     sinks: Tensor | None = None,
     uniform: bool | None = None,
     memo: dict[Any, Any] | None = None,
-    soon: Tensor | None = None,  # noqa: ARG001 - Triton's
 ) -> Tensor:
     """Attend queries [T, H, dh] to their requests' cached keys and values; returns [T, H, dh].
 
     Grouped heads: query head h reads KV head h // (H / KV). `max_rows` and `max_visible` are bounds.
     `sinks` [H], finite, are logits of a key whose value is zero: they join the softmax's sum.
     `uniform` False: there may be rows after the last request's, which are padding.
-    `soon` is the weight that is read next, which a kernel may ask for; it changes nothing.
     Every row's own K and V must be in the cache already (write_kv first). A caller whose layers share one
     batch hands in the same `memo` (empty at first), so that masks are made once and not in every layer.
     """

@@ -67,7 +67,6 @@ def linear_norm(
     norm_weight: Tensor,
     eps: float,
     live: Tensor | None = None,
-    soon: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """See eyas.kernels.reference.linear.linear_norm. Normed where parallel K-splits leave their sum to it."""
     rows, width = _rows(x), weight.shape[0]
@@ -76,7 +75,7 @@ def linear_norm(
         return linear(x, weight, residual=residual, live=live), None
     parts = torch.empty(tiles.splits, len(rows), width, dtype=torch.float32, device=x.device)
     launch(tiles, rows, weight, parts, live=live, summed=False)
-    hidden, normed = sum_norm(parts, residual.reshape(-1, width), norm_weight, eps, live, soon)
+    hidden, normed = sum_norm(parts, residual.reshape(-1, width), norm_weight, eps, live)
     return hidden.view(residual.shape), normed.view(residual.shape)
 
 

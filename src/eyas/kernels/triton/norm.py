@@ -7,7 +7,6 @@ from torch import Tensor
 
 from eyas.kernels.triton import pdl
 from eyas.kernels.triton.pdl import EARLY, LATE, let_in, wait
-from eyas.kernels.triton.soon import NORM_BYTES, ask, share_of
 
 
 @triton.jit
@@ -66,7 +65,7 @@ def _rms_norm_kernel(  # noqa: ANN202
     tl.store(out_ptr + where, normed, mask=mask)
 
 
-@triton.jit(do_not_specialize=["share"])
+@triton.jit
 def _sum_norm_kernel(  # noqa: ANN202
     parts_ptr,  # noqa: ANN001
     residual_ptr,  # noqa: ANN001
@@ -74,20 +73,15 @@ def _sum_norm_kernel(  # noqa: ANN202
     hidden_ptr,  # noqa: ANN001
     out_ptr,  # noqa: ANN001
     live_ptr,  # noqa: ANN001
-    soon_ptr,  # noqa: ANN001
-    share,  # noqa: ANN001
     eps,  # noqa: ANN001
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     PAIRED: tl.constexpr,
-    LANES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """The same of a row that is yet to be summed: parts [PARTS, rows, SIZE] in order, then the residual."""
     row = tl.program_id(0).to(tl.int64)
-    if soon_ptr is not None:
-        ask(soon_ptr, share, tl.program_id(0), LANES)
     column = tl.arange(0, BLOCK)
     mask = column < SIZE
     where = row * SIZE + column
@@ -132,24 +126,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, live: Tensor | None = None) 
 
 
 def sum_norm(
-    parts: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    eps: float,
-    live: Tensor | None = None,
-    soon: Tensor | None = None,
+    parts: Tensor, residual: Tensor, weight: Tensor, eps: float, live: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """(hidden, rms_norm(hidden)) [T, D], hidden = residual [T, D] + the sum of float32 parts [P, T, D].
 
-    Summed in order and rounded once. Rows from `live` on are left out. `soon`: the next product's weight.
+    Summed in order and rounded once. Rows from `live` on are left out.
     """
     num_parts, rows, size = parts.shape
     residual = residual.contiguous()
     hidden, out = torch.empty_like(residual), torch.empty_like(residual)
     block = triton.next_power_of_2(size)
-    options = _options(block)
-    lanes = 32 * options["num_warps"]
-    soon, share = share_of(soon, NORM_BYTES, rows * lanes)
     _sum_norm_kernel[(rows,)](
         parts,
         residual,
@@ -157,14 +143,11 @@ def sum_norm(
         hidden,
         out,
         live,
-        soon,
-        share,
         eps,
         SIZE=size,
         BLOCK=block,
         PARTS=num_parts,
-        LANES=lanes,
-        **options,
+        **_options(block),
     )
     return hidden, out
 

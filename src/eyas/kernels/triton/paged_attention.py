@@ -36,7 +36,6 @@ from eyas.kernels.triton import paged_attention_plan as plans
 from eyas.kernels.triton import pdl
 from eyas.kernels.triton.kv_write import packed_heads
 from eyas.kernels.triton.rotary import rotate_and_cache
-from eyas.kernels.triton.soon import FOLD_BYTES, share_of
 
 FUSE_ROTATION = True
 """Whether few rows are rotated and cached by the attention kernel itself. The same bits."""
@@ -60,7 +59,6 @@ def paged_attention(
     sinks: Tensor | None = None,
     uniform: bool | None = None,
     memo: dict[Any, Any] | None = None,  # noqa: ARG001 - the reference's
-    soon: Tensor | None = None,
 ) -> Tensor:
     """See eyas.kernels.reference.paged_attention.paged_attention. `memo` is of no use."""
     return _attend(
@@ -77,7 +75,6 @@ def paged_attention(
         tree_bits=tree_bits,
         sinks=sinks,
         uniform=uniform,
-        soon=soon,
     )
 
 
@@ -136,7 +133,6 @@ def _attend(
     tree_bits: Tensor | None = None,
     sinks: Tensor | None = None,
     uniform: bool | None = None,
-    soon: Tensor | None = None,
 ) -> Tensor:
     """Attend queries [T, H, dh]; with `rotation` (cos, sin, slots) heads of fused rows [T, H + 2 KV, dh]."""
     device, (page_size, kv_heads, head_dim) = queries.device, key_cache.shape[1:]
@@ -210,7 +206,6 @@ def _attend(
         **pdl.options(small=False),
     )
     if split:
-        soon, share = share_of(soon, FOLD_BYTES, kv_heads * tiles_each * kept * requests * 32)
         kernels.fold_kernel[(kv_heads, tiles_each * kept, requests)](
             out,
             q_start,
@@ -225,8 +220,6 @@ def _attend(
             max_rows,
             max_states,
             kept,
-            soon,
-            share,
             **shape,
             BATCH=plans.folded_together(state, max_states, block_d),
             num_warps=1,

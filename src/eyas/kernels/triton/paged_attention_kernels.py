@@ -20,7 +20,6 @@ from eyas.kernels.triton.paged_attention_loads import (
     write,
 )
 from eyas.kernels.triton.pdl import EARLY, LATE, let_in, wait
-from eyas.kernels.triton.soon import ask
 
 NONE = tl.constexpr(-1e30)
 """Peak of no keys at all: finite, so that no difference of peaks is NaN."""
@@ -432,12 +431,12 @@ def attention_kernel(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_keys", "window", "max_rows", "share", *_VARIED_STATES])
+@triton.jit(do_not_specialize=["num_keys", "window", "max_rows", *_VARIED_STATES])
 def fold_kernel(
     out_ptr, q_start_ptr, visible_ptr, tree_bits_ptr, sinks_ptr, acc_ptr, peak_ptr, total_ptr, num_keys,
-    window, max_rows, max_states, kept_pairs, soon_ptr, share, NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr,
+    window, max_rows, max_states, kept_pairs, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, CHUNK: tl.constexpr, STATE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_TREE: tl.constexpr,
     HAS_SINKS: tl.constexpr, UNIFORM: tl.constexpr, BATCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The second pass: a pair a program of one warp.
@@ -445,11 +444,6 @@ def fold_kernel(
     Tiles of one state are written already.
     """
     let_in(PDL, EARLY)
-    if soon_ptr is not None:
-        program = tl.program_id(0) + tl.num_programs(0) * (
-            tl.program_id(1) + tl.num_programs(1) * tl.program_id(2)
-        )
-        ask(soon_ptr, share, program, 32)
     wait(PDL)
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     kv_head, tile, request = tl.program_id(0), tl.program_id(1) // kept_pairs, tl.program_id(2)

@@ -49,11 +49,6 @@ def _can(device: int) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def can_bulk(device: torch.device) -> bool:
-    """Whether the device has Hopper's copy engine."""
-    return device.type == "cuda" and _can(device.index or 0)
-
-
 def _choice() -> Pdl:
     return settings.pdl if able() else "off"
 
