@@ -9,6 +9,7 @@ from eyas.data.files import key_of
 from eyas.data.sources import read_conversations
 from eyas.data.store import StoreWriter
 from eyas.data.template import ChatTemplate
+from eyas.data.vary import varied_from
 
 
 def build_store(
@@ -49,8 +50,8 @@ def build_store(
             ids = ids[:max_tokens]
             spans = [(begin, min(end, max_tokens)) for begin, end in spans if begin < max_tokens]
         if spans:
-            # All answers to a prompt are trained on, or all are held out.
-            writer.add(conversation.id, ids, spans, key=key_of(conversation.prompt_id))
+            # All answers to a prompt and its variations are trained on, or all are held out.
+            writer.add(conversation.id, ids, spans, key=key_of(varied_from(conversation.prompt_id)))
         else:
             counts["num_dropped"] += 1
         if progress is not None:

@@ -50,6 +50,12 @@ _POOL = {name: pool for pool in (_HERS.split(), _HIS.split()) for name in pool}
 # Share of eight-word runs from which a prompt counts as an excluded one.
 KNOWN = 0.2
 _TURN = "\n\x1e\n"
+_NUMBERED = re.compile(r"(?:~\d+)+\Z", re.ASCII)
+
+
+def varied_from(prompt_id: str) -> str:
+    """The id of the prompt that this one is a variation of: "a~2" and "a~2~1" -> "a"; "a~b" stays."""
+    return _NUMBERED.sub("", prompt_id)
 
 
 def numbers(text: str, rng: random.Random) -> str:

@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 
 from eyas.core.errors import ConfigError, DataError
+from eyas.data.build import build_store
+from eyas.data.files import key_of
 from eyas.data.store import StoreWriter, TokenStore
 from eyas.data.vocab_count import TokenCounts, choose_mask_token, count_tokens, draft_vocabulary
+
+MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]
 
 
 def build(folder, *, documents=40, vocab_size=300, shard_bytes=2000, seed=0):
@@ -33,6 +37,16 @@ def test_documents_come_back_from_several_shards(tmp_path, vocab_size, dtype):
     )
     assert np.array_equal(store.mask, mask)
     assert manifest["num_supervised"] == mask.sum()
+
+
+def test_variations_are_held_out_with_their_prompt(tmp_path):
+    names = ["a", "a~1", "a~2~10", "a~1/1", "~1", "", "a~b", "a~1b", "b~1", "b"]
+    lines = [{"id": name, "messages": MESSAGES, "token_ids": [1, 2], "spans": [[1, 2]]} for name in names]
+    lines[3]["prompt_id"] = "a~1"  # its second answer
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    build_store(tmp_path / "c.jsonl", tmp_path / "s", vocab_size=9, template=None, meta={})
+    sides = ["a", "a", "a", "a", "", "", "a~b", "a~1b", "b", "b"]
+    assert TokenStore.load(tmp_path / "s").doc_keys.tolist() == [key_of(side) for side in sides]
 
 
 def test_the_hash_depends_on_the_content_alone(tmp_path):
