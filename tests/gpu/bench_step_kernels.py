@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--markov", action="store_true", help="corrected guesses alone")
     only_markov = parser.parse_args().markov
     for batch in (1, 8, 64):
-        for rank in (32, 128):
+        for rank in (32, 128, 256):
             bench_markov(batch, 14848, rank)
     if only_markov:
         return
