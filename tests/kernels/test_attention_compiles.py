@@ -68,6 +68,10 @@ CASES = {
         norm._sum_norm_kernel,
         {"SIZE": 4096, "BLOCK": 4096, "PARTS": 2, "PAIRED": False, "PDL": 1},
     ),
+    "norm of a sum that is kept twice": (
+        norm._sum_norm_kernel,
+        {"SIZE": 4096, "BLOCK": 4096, "PARTS": 2, "PAIRED": False, "PDL": 1, "live_ptr": None, "also": True},
+    ),
     "norm of rows that count": (
         norm._rms_norm_kernel,
         {"SIZE": 4096, "BLOCK": 4096, "PAIRED": False, "PDL": 1},
@@ -83,11 +87,14 @@ def _compile(kernel, constants, stages):
     other = "*fp32" if constants.get("EXACT") else "*bf16"
     if kernel is norm._rms_norm_kernel:
         types["total_ptr"] = other
+    constants = dict(constants)
+    if not constants.pop("also", False):
+        constants |= {name: None for name in kernel.arg_names if name.startswith("also_")}
     signature, aligned = {}, {}
     for place, name in enumerate(kernel.arg_names):
         kind = types.get(name, other if name.endswith("_ptr") else "i32")
         signature[name] = "constexpr" if name in constants else kind
-        if name not in constants and name.endswith(("_ptr", "query_stride")):
+        if name not in constants and name.endswith(("_ptr", "query_stride", "also_stride")):
             aligned[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     warps = 1 if kernel is attention.fold_kernel else 4

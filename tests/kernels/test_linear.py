@@ -305,6 +305,77 @@ def test_blocks_of_rows_past_those_that_count_are_left_out(name):
         assert (some[live:] == 7.0).all()
 
 
+def _middle(*shape, width):
+    """A buffer [..., 3 * width] of sevens, and a view of its middle."""
+    buffer = torch.full((*shape, 3 * width), 7.0, device=DEVICE)
+    return buffer, buffer[..., width : 2 * width]
+
+
+ALSO_CUTS = {name: cut for name, cut in LIVE_CUTS.items() if name != "gated"}
+ALSO_CUTS |= {"parts side by side": CUTS["parts"][0], "splits in turn": _cut(splits=3)}
+
+
+@pytest.mark.parametrize("name", ALSO_CUTS)
+@pytest.mark.gpu
+def test_a_second_place_gets_the_same_bits_and_nothing_beside_it_changes(name):
+    """Whatever its row stride; rows that do not count are left out there too."""
+    from eyas.kernels.triton import linear as kernels
+
+    problem = _problem(40, 72, 24, torch.float32)
+    x, weight = problem["x"], problem["weight"]
+    ends = {"bias": problem["bias"], "residual": problem["residual"]}
+    whole = torch.empty(40, 24, device=DEVICE)
+    kernels.launch(ALSO_CUTS[name], x, weight, whole, **ends)
+    for live in (None, 17):
+        count = None if live is None else torch.tensor([live], dtype=torch.int32, device=DEVICE)
+        out, (buffer, also) = torch.full_like(whole, 7.0), _middle(40, width=24)
+        kernels.launch(ALSO_CUTS[name], x, weight, out, **ends, live=count, also=also)
+        assert torch.equal(out[:live], whole[:live])
+        assert torch.equal(also, out)
+        also.fill_(7.0)
+        assert (buffer == 7.0).all()
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cut", [*SUMMED, _cut(), _cut(parts=4)], ids=str)
+@pytest.mark.gpu
+def test_a_product_and_its_norm_write_a_second_place(cut, dtype, backend, monkeypatch):
+    from eyas.kernels.triton import linear as kernels
+
+    monkeypatch.setattr(kernels, "tiling", lambda *_, **__: cut)
+    problem = _problem(18, 92, 24, dtype)
+    x, residual = problem["x"].view(2, 9, 92), problem["residual"].view(2, 9, 24)
+    norm = {"norm_weight": _random(24, dtype=dtype, seed=9) + 1, "eps": 1e-3}
+    for live in (None, 7):
+        count = None if live is None else torch.tensor([live], dtype=torch.int32, device=DEVICE)
+        given = {"residual": residual, "live": count}
+        places = [_middle(2, 9, width=24)[0].to(dtype) for _ in range(2)]
+        views = [place[..., 24:48] for place in places]
+        with use_backend(backend):
+            expected = dispatch.linear_norm(x, problem["weight"], **given, **norm)
+            hidden, normed = dispatch.linear_norm(x, problem["weight"], **given, **norm, also=views[0])
+            alone = dispatch.linear(x, problem["weight"], **given, also=views[1])
+        for view, result in zip(views, (hidden, alone), strict=True):
+            assert torch.equal(view.reshape(18, 24)[:live], expected[0].view(18, 24)[:live])
+            assert torch.equal(view.reshape(18, 24)[:live], result.view(18, 24)[:live])
+        assert normed is None or torch.equal(normed.view(18, 24)[:live], expected[1].view(18, 24)[:live])
+        for place, view in zip(places, views, strict=True):
+            if live is not None and cut in SUMMED and backend == "triton":
+                assert view is not views[0] or (view.reshape(18, 24)[live:] == 7.0).all()
+            view.fill_(7.0)
+            assert (place == 7.0).all()
+
+
+@pytest.mark.gpu
+def test_a_second_place_that_is_no_view_of_rows_is_an_error():
+    """A copy of it would be written in vain."""
+    problem = _problem(6, 40, 24, torch.float32)
+    turned = torch.empty(3, 2, 24, device=DEVICE).transpose(0, 1)
+    with use_backend("triton"), pytest.raises(RuntimeError, match="view"):
+        dispatch.linear(problem["x"].view(2, 3, 40), problem["weight"], also=turned)
+
+
 @pytest.mark.parametrize("cut", CUTS["parts"], ids=str)
 @pytest.mark.gpu
 def test_parts_are_the_same_k_and_added_in_order(cut):
@@ -561,6 +632,10 @@ def test_modules_on_the_cpu_are_their_parts(packed):
     x, residual = torch.randn(2, 5, 24), torch.randn(2, 5, 24)
     assert torch.equal(layer(x, norm=norm, residual=residual), residual + layer(norm(x)))
     assert torch.equal(mlp(x, norm=norm, residual=x).hidden, x + mlp(norm(x)).hidden)
+    buffer = torch.full((2, 5, 72), 7.0)
+    out = mlp(x, norm=norm, residual=x, after=norm, also=buffer[..., 24:48])
+    assert torch.equal(buffer[..., 24:48], out.hidden)
+    assert (buffer[..., :24] == 7.0).all() and (buffer[..., 48:] == 7.0).all()  # noqa: PT018
     gate, up = mlp.gate_up_proj(norm(x)).chunk(2, dim=-1)
     assert torch.equal(mlp(norm(x)).hidden, mlp.down_proj(torch.nn.functional.silu(gate) * up))
     largest, index = layer.packed.max_linear(x, layer.weight, torch.arange(24) + 100)

@@ -56,10 +56,12 @@ WAITING = [
 ]
 
 
-def _compile(kernel, constants, tiles, absent, tma=False):
+def _compile(kernel, constants, tiles, absent, tma=False, also=False):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    # A second place for the result is absent but where a test is about it.
+    absent = [*absent, *(name for name in kernel.arg_names if name.startswith("also_") and not also)]
     constants = constants | dict.fromkeys(absent)
     types = {"partial_ptr": "*fp32", "arrived_ptr": "*i32", "index_ptr": "*i32", "eps": "fp32"}
     types["live_ptr"] = "*i32"
@@ -71,7 +73,7 @@ def _compile(kernel, constants, tiles, absent, tma=False):
         default = "*bf16" if name.endswith("_ptr") else "i32"
         signature[name] = "constexpr" if name in constants else types.get(name, default)
         # The count is a number in the middle of a tensor.
-        if (signature[name].startswith("*") and name != "live_ptr") or name == "x_stride":
+        if (signature[name].startswith("*") and name != "live_ptr") or name.endswith("_stride"):
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages, "enable_fp_fusion": False}
@@ -217,3 +219,37 @@ def test_splits_that_a_norm_will_add_meet_nowhere(rows, size, tmp_path):
     # Four float32 of a row at a time.
     assert set(re.findall(r"st\.global\S*", ptx)) == {"st.global.v4.b32"}
     assert ptx.index("griddepcontrol.launch_dependents") < ptx.index("st.global")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("out", "size", "rows"),
+    [(576, 1536, 8), (576, 1536, 128), (896, 4864, 8), (4096, 14336, 8), (4096, 14336, 512)],
+)
+def test_a_second_place_is_as_many_stores_again_and_nothing_else(out, size, rows, tmp_path):
+    tiles = tiling(out, size, rows)
+    constants = {"OUT": out, "K": size, "BLOCK_OUT": tiles.block_out, "BLOCK_ROWS": tiles.block_rows}
+    constants |= {"GATED": False, "PDL": LATE.value}
+    if tiles.parts:
+        kernel, absent = (short_kernel, ["norm_ptr"]) if tiles.parallel else (parts_kernel, ["live_ptr"])
+        constants |= {"PARTS": tiles.parts, "ORDERED": True}
+    else:
+        kernel, absent = linear_kernels.linear_kernel, ["live_ptr"]
+        absent += [] if tiles.parallel else ["partial_ptr", "arrived_ptr"]
+        constants |= {"BLOCK_K": tiles.block_k, "TMA": tiles.tma, "SPLITS": tiles.splits}
+        constants |= {"LENGTH": tiles.length(size), "PARALLEL": tiles.parallel}
+    constants |= {} if kernel is short_kernel else {"PREFETCH": 0}
+    one, two = (
+        _compile(kernel, constants, tiles, ["bias_ptr", *absent], tma=tiles.tma, also=also)
+        for also in (False, True)
+    )
+    assert _stack_bytes(two, tmp_path) == 0
+    assert two.metadata.shared == one.metadata.shared
+    for what in (r"ld\.global\S*", r"\S*mma\S*sync\S*", r"bar\.sync"):
+        assert re.findall(what, two.asm["ptx"]) == re.findall(what, one.asm["ptx"])
+    # The last stores of a kernel are the result's; splits leave their sums before them.
+    first, second = (re.findall(r"st\.global\S*", compiled.asm["ptx"]) for compiled in (one, two))
+    added = second[len(first) :]
+    assert added
+    assert second == [*first, *added]
+    assert first[-len(added) :] == added

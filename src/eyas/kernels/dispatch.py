@@ -150,10 +150,12 @@ def linear(
     eps: float = 0.0,
     residual: Tensor | None = None,
     live: Tensor | None = None,
+    also: Tensor | None = None,
 ) -> Tensor:
     """See eyas.kernels.reference.linear.linear."""
     twin, x, norm_weight = _product(x, weight, norm_weight, eps)
-    out: Tensor = twin.linear(x, weight, bias, norm_weight=norm_weight, eps=eps, residual=residual, live=live)
+    options = {"norm_weight": norm_weight, "eps": eps, "residual": residual, "live": live, "also": also}
+    out: Tensor = twin.linear(x, weight, bias, **options)
     return out
 
 
@@ -165,15 +167,16 @@ def linear_norm(
     norm_weight: Tensor,
     eps: float,
     live: Tensor | None = None,
+    also: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """See eyas.kernels.reference.linear.linear_norm."""
     twin, x, _ = _product(x, weight, None, eps)
     if twin is _linear:
         # The library may multiply for Triton's norm.
-        hidden = twin.linear(x, weight, residual=residual, live=live)
+        hidden = twin.linear(x, weight, residual=residual, live=live, also=also)
         return hidden, rms_norm(hidden, norm_weight, eps)
     out: tuple[Tensor, Tensor | None] = twin.linear_norm(
-        x, weight, residual=residual, norm_weight=norm_weight, eps=eps, live=live
+        x, weight, residual=residual, norm_weight=norm_weight, eps=eps, live=live, also=also
     )
     return out
 

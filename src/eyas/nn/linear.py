@@ -66,13 +66,17 @@ class PackedWeight:
         norm: RMSNorm | None = None,
         residual: Tensor | None = None,
         live: Tensor | None = None,
+        also: Tensor | None = None,
     ) -> Tensor:
         """X [..., in] -> [..., out], by the packed copy; by `weight` if there is none or x has a gradient.
 
         `norm` is applied to x before, `residual` [..., out] added after. Rows from `live` on may be left out.
+        `also` [..., out] gets a copy of the result (kernels/reference/linear).
         """
         if self.tensor is None or (torch.is_grad_enabled() and x.requires_grad):
-            return dispatch.linear(x, weight, bias, residual=residual, live=live, **_norm_arguments(norm))
+            return dispatch.linear(
+                x, weight, bias, residual=residual, live=live, also=also, **_norm_arguments(norm)
+            )
         if norm is not None:
             x = norm(x)
         rows = x.reshape(-1, x.shape[-1])
@@ -83,16 +87,25 @@ class PackedWeight:
             rows = functional.pad(rows, (0, 0, 0, MIN_ROWS - num_rows))
         out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.tensor, bias, "none", [], "")  # noqa: SLF001
         out = out[:num_rows].view(*x.shape[:-1], out.shape[-1])
-        return out if residual is None else residual + out
+        out = out if residual is None else residual + out
+        if also is not None:
+            also.copy_(out)
+        return out
 
     def add(
-        self, x: Tensor, weight: Tensor, residual: Tensor, after: RMSNorm, live: Tensor | None = None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        after: RMSNorm,
+        live: Tensor | None = None,
+        also: Tensor | None = None,
     ) -> Stream:
         """Residual + linear(x), and `after` of it where that costs no launch of its own."""
         if self.tensor is None:
-            arguments = _norm_arguments(after)
-            return Stream(*dispatch.linear_norm(x, weight, residual=residual, live=live, **arguments))
-        return Stream(self.linear(x, weight, residual=residual))
+            arguments = {"residual": residual, "live": live, "also": also, **_norm_arguments(after)}
+            return Stream(*dispatch.linear_norm(x, weight, **arguments))
+        return Stream(self.linear(x, weight, residual=residual, also=also))
 
     def max_linear(
         self, x: Tensor, weight: Tensor, index_map: Tensor | None = None, *, norm: RMSNorm | None = None
@@ -117,20 +130,28 @@ class Linear(nn.Linear):
         norm: RMSNorm | None = None,
         residual: Tensor | None = None,
         live: Tensor | None = None,
+        also: Tensor | None = None,
     ) -> Tensor:
         """Compute residual + linear(norm(x)): x [..., in], residual [..., out] -> [..., out].
 
-        Rows from `live` (int32 [1]) on may be left out; so in `gated`.
+        Rows from `live` (int32 [1]) on may be left out; so in `gated`. `also` [..., out] gets a copy.
         """
-        return self.packed.linear(x, self.weight, self.bias, norm=norm, residual=residual, live=live)
+        return self.packed.linear(
+            x, self.weight, self.bias, norm=norm, residual=residual, live=live, also=also
+        )
 
     def add(
-        self, x: Tensor, residual: Tensor | None, after: RMSNorm | None, live: Tensor | None = None
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        after: RMSNorm | None,
+        live: Tensor | None = None,
+        also: Tensor | None = None,
     ) -> Stream:
         """Compute residual + linear(x), to be read by the norm `after`, which may come with it."""
         if residual is None or after is None or self.bias is not None:
-            return Stream(self(x, residual=residual, live=live))
-        return self.packed.add(x, self.weight, residual, after, live)
+            return Stream(self(x, residual=residual, live=live, also=also))
+        return self.packed.add(x, self.weight, residual, after, live, also)
 
     def gated(self, x: Tensor, *, norm: RMSNorm | None = None, live: Tensor | None = None) -> Tensor:
         """Compute silu(gate) * up, the halves of linear(norm(x)): x [..., in] -> [..., out / 2]."""

@@ -22,10 +22,11 @@ class GatedMLP(nn.Module):
         residual: Tensor | None = None,
         after: RMSNorm | None = None,
         live: Tensor | None = None,
+        also: Tensor | None = None,
     ) -> Stream:
         """Compute residual + mlp(norm(x)): x and residual [..., hidden] -> [..., hidden].
 
-        `after` and `live`: see Linear.
+        `after`, `live` and `also`: see Linear.
         """
         inner = self.gate_up_proj.gated(x, norm=norm, live=live)
-        return self.down_proj.add(inner, residual, after, live)
+        return self.down_proj.add(inner, residual, after, live, also)

@@ -49,16 +49,18 @@ class DecoderLayer(nn.Module):
         sin: Tensor,
         context: AttentionContext,
         after: RMSNorm | None = None,
+        also: Tensor | None = None,
     ) -> Stream:
         """Stream [..., D], cos and sin [..., head_dim / 2] -> [..., D].
 
-        `after` is the norm that reads the result, where it may be computed here (see Linear).
+        `after` is the norm that reads the result, where it may be computed here; `also` [..., D] gets a
+        copy of the result (see Linear).
         """
         x, norm = stream.before(self.input_layernorm)
         post, hidden = self.post_attention_layernorm, stream.hidden
         stream = self.self_attn(x, cos, sin, context, self.layer, norm=norm, residual=hidden, after=post)
         x, norm = stream.before(post)
-        out: Stream = self.mlp(x, norm=norm, residual=stream.hidden, after=after)
+        out: Stream = self.mlp(x, norm=norm, residual=stream.hidden, after=after, also=also)
         return out
 
 
@@ -109,10 +111,15 @@ class Decoder(nn.Module):
         size = x.shape[-1]
         features = x.new_empty(*x.shape[:-1], len(capture) * size) if capture else None
         stream, norms = Stream(x), self._norms_after(context)
-        for layer, (block, after) in enumerate(zip(self.layers, norms, strict=True)):
-            self._capture(stream.hidden, layer, capture, features)
-            stream = block(stream, cos, sin, context, after)
-        self._capture(stream.hidden, len(self.layers), capture, features)
+        for place in self._places(0, capture, features):
+            place.copy_(x)
+        for layer, (block, after) in enumerate(zip(self.layers, norms, strict=True), start=1):
+            places = self._places(layer, capture, features)
+            # A layer that may use what is not its own writes its stream there itself.
+            also = places.pop() if places and after is not None else None
+            stream = block(stream, cos, sin, context, after, also)
+            for place in places:
+                place.copy_(stream.hidden)
         x, norm = stream.before(self.norm)
         return x if norm is None else norm(x), features
 
@@ -149,14 +156,12 @@ class Decoder(nn.Module):
         return self
 
     @staticmethod
-    def _capture(x: Tensor, layer: int, capture: tuple[int, ...], features: Tensor | None) -> None:
-        """Copy the stream x [..., D] entering `layer` to every place of `features` that asks for it."""
+    def _places(layer: int, capture: tuple[int, ...], features: Tensor | None) -> list[Tensor]:
+        """Views [..., D] of `features` for the stream entering `layer`, one for each time it is asked for."""
         if features is None:
-            return
-        size = x.shape[-1]
-        for place, wanted in enumerate(capture):
-            if wanted == layer:
-                features[..., place * size : (place + 1) * size] = x
+            return []
+        size = features.shape[-1] // len(capture)
+        return [features[..., i * size : (i + 1) * size] for i, k in enumerate(capture) if k == layer]
 
 
 def random_decoder(config: TargetConfig, *, std: float, seed: int) -> Decoder:

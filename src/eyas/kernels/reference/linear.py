@@ -8,6 +8,8 @@
 Norm, bias and residual are optional. Legend: [...] rows of any leading shape, K in, N out.
 
 `live`, an int32 on the device, says that rows from there on may be left out: their results are anything.
+`also` [..., N] gets a second copy of the result: a view of rows that stand wider apart, as in a buffer of
+several results side by side.
 """
 
 from torch import Tensor
@@ -25,10 +27,14 @@ def linear(
     eps: float = 0.0,
     residual: Tensor | None = None,
     live: Tensor | None = None,  # noqa: ARG001 - all are computed here
+    also: Tensor | None = None,
 ) -> Tensor:
     """X [..., K], weight [N, K] -> [..., N]; norm_weight [K], bias [N], residual [..., N], live int32 [1]."""
     out = functional.linear(_normed(x, norm_weight, eps), weight, bias)
-    return out if residual is None else residual + out
+    out = out if residual is None else residual + out
+    if also is not None:
+        also.copy_(out)
+    return out
 
 
 def linear_norm(
@@ -39,12 +45,13 @@ def linear_norm(
     norm_weight: Tensor,
     eps: float,
     live: Tensor | None = None,
+    also: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """(hidden, rms_norm(hidden)) [..., N], hidden = residual + linear(x); x [..., K], weight [N, K].
 
     The second is None where the norm would be a launch of its own: whoever reads hidden norms it then.
     """
-    hidden = linear(x, weight, residual=residual, live=live)
+    hidden = linear(x, weight, residual=residual, live=live, also=also)
     return hidden, rms_norm(hidden, norm_weight, eps)
 
 

@@ -39,6 +39,7 @@ def linear(
     eps: float = 0.0,
     residual: Tensor | None = None,
     live: Tensor | None = None,
+    also: Tensor | None = None,
 ) -> Tensor:
     """See eyas.kernels.reference.linear.linear."""
     out = x.new_empty(*x.shape[:-1], weight.shape[0])
@@ -55,6 +56,7 @@ def linear(
             eps=eps,
             residual=residual,
             live=live,
+            also=_flat(also),
         )
     return out
 
@@ -67,15 +69,16 @@ def linear_norm(
     norm_weight: Tensor,
     eps: float,
     live: Tensor | None = None,
+    also: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """See eyas.kernels.reference.linear.linear_norm. Normed where parallel K-splits leave their sum to it."""
     rows, width = _rows(x), weight.shape[0]
     tiles = tiling(width, weight.shape[1], len(rows)) if len(rows) else None
     if tiles is None or not tiles.parallel or tiles.parts:
-        return linear(x, weight, residual=residual, live=live), None
+        return linear(x, weight, residual=residual, live=live, also=also), None
     parts = torch.empty(tiles.splits, len(rows), width, dtype=torch.float32, device=x.device)
     launch(tiles, rows, weight, parts, live=live, summed=False)
-    hidden, normed = sum_norm(parts, residual.reshape(-1, width), norm_weight, eps, live)
+    hidden, normed = sum_norm(parts, residual.reshape(-1, width), norm_weight, eps, live, _flat(also))
     return hidden.view(residual.shape), normed.view(residual.shape)
 
 
@@ -126,9 +129,10 @@ def launch(
     residual: Tensor | None = None,
     gated: bool = False,
     live: Tensor | None = None,
+    also: Tensor | None = None,
     summed: bool = True,
 ) -> None:
-    """Compute x [T, K] @ weight^T into `out`, cut as `tiles` says; `live`: see the reference.
+    """Compute x [T, K] @ weight^T into `out` and `also`, cut as `tiles` says; `live`: see the reference.
 
     With `summed` off `out` is float32 [splits, T, width]: parallel splits that somebody else adds.
     """
@@ -136,6 +140,7 @@ def launch(
     rows, size = x.shape
     width = out.shape[-1]
     residual = None if residual is None else residual.contiguous()
+    also_stride = None if also is None else also.stride(0)
     # A weight that is copied here is written by the kernel before: there is nothing to ask for early.
     own, weight = weight.is_contiguous(), weight.contiguous()
     if tiles.parts and tiles.parallel:
@@ -147,8 +152,10 @@ def launch(
             norm_weight,
             residual,
             out,
+            also,
             rows,
             x.stride(0),
+            also_stride,
             eps,
             OUT=width,
             K=size,
@@ -175,8 +182,10 @@ def launch(
             residual,
             out,
             live,
+            also,
             rows,
             x.stride(0),
+            also_stride,
             OUT=width,
             K=size,
             BLOCK_OUT=tiles.block_out,
@@ -204,8 +213,10 @@ def launch(
         partial,
         arrived,
         live,
+        also,
         rows,
         x.stride(0),
+        also_stride,
         OUT=width,
         K=size,
         BLOCK_OUT=tiles.block_out,
@@ -276,6 +287,11 @@ def _rows(x: Tensor) -> Tensor:
     if flat.stride(1) == 1 and _is_aligned(flat):
         return flat
     return flat.clone(memory_format=torch.contiguous_format)
+
+
+def _flat(also: Tensor | None) -> Tensor | None:
+    """`also` [..., N] as the [T, N] it is a view of: a copy would be written in vain, and is an error."""
+    return None if also is None else also.view(-1, also.shape[-1])
 
 
 def _is_aligned(matrix: Tensor) -> bool:

@@ -153,9 +153,11 @@ def _finish(
     bias_ptr,
     residual_ptr,
     out_ptr,
+    also_ptr,
+    also_stride,
     OUT: tl.constexpr,
 ):
-    """Add bias and residual to acc [BLOCK_OUT, BLOCK_ROWS], round once, store."""
+    """Add bias and residual to acc [BLOCK_OUT, BLOCK_ROWS], round once, store (twice if `also` is there)."""
     place = row.to(tl.int64)[None, :] * OUT + column[:, None]
     mask = (row[None, :] < num_rows) & (column[:, None] < OUT)
     if bias_ptr is not None:
@@ -163,6 +165,9 @@ def _finish(
     if residual_ptr is not None:
         acc += tl.load(residual_ptr + place, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + place, acc.to(out_ptr.dtype.element_ty), mask=mask)
+    if also_ptr is not None:
+        also = also_ptr + row.to(tl.int64)[None, :] * also_stride + column[:, None]
+        tl.store(also, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -175,8 +180,10 @@ def linear_kernel(
     partial_ptr,
     arrived_ptr,
     live_ptr,
+    also_ptr,
     num_rows,
     x_stride,
+    also_stride,
     OUT: tl.constexpr,
     K: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
@@ -222,7 +229,7 @@ def linear_kernel(
         acc = acc / (1 + tl.exp(-acc)) * up
     if PARALLEL and arrived_ptr is None:
         part_ptr = partial_ptr + split.to(tl.int64) * rows_of_part * OUT
-        _finish(acc, row, column, num_rows, None, None, part_ptr, OUT)
+        _finish(acc, row, column, num_rows, None, None, part_ptr, None, None, OUT)
     elif PARALLEL:
         SIZE: tl.constexpr = BLOCK_OUT * BLOCK_ROWS
         program, num_programs = tl.program_id(0), tl.num_programs(0)
@@ -237,9 +244,9 @@ def linear_kernel(
             total = tl.load(parts, cache_modifier=".cg")
             for other in tl.static_range(1, SPLITS):
                 total += tl.load(parts + other * num_programs.to(tl.int64) * SIZE, cache_modifier=".cg")
-            _finish(total, row, column, num_rows, bias_ptr, residual_ptr, out_ptr, OUT)
+            _finish(total, row, column, num_rows, bias_ptr, residual_ptr, out_ptr, also_ptr, also_stride, OUT)
     else:
-        _finish(acc, row, column, num_rows, bias_ptr, residual_ptr, out_ptr, OUT)
+        _finish(acc, row, column, num_rows, bias_ptr, residual_ptr, out_ptr, also_ptr, also_stride, OUT)
 
 
 @triton.jit

@@ -71,8 +71,10 @@ def parts_kernel(
     residual_ptr,
     out_ptr,
     live_ptr,
+    also_ptr,
     num_rows,
     x_stride,
+    also_stride,
     OUT: tl.constexpr,
     K: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
@@ -111,4 +113,4 @@ def parts_kernel(
     let_in(PDL, LATE)
     if GATED:
         total = total / (1 + tl.exp(-total)) * up_total
-    _finish(total, row, column, num_rows, bias_ptr, residual_ptr, out_ptr, OUT)
+    _finish(total, row, column, num_rows, bias_ptr, residual_ptr, out_ptr, also_ptr, also_stride, OUT)

@@ -139,8 +139,10 @@ def short_kernel(
     norm_ptr,
     residual_ptr,
     out_ptr,
+    also_ptr,
     num_rows,
     x_stride,
+    also_stride,
     eps,
     OUT: tl.constexpr,
     K: tl.constexpr,
@@ -186,3 +188,6 @@ def short_kernel(
     if residual_ptr is not None:
         acc += residual.to(tl.float32)
     tl.store(out_ptr + place, acc.to(out_ptr.dtype.element_ty), mask=mask)
+    if also_ptr is not None:
+        also = also_ptr + row64[None, :] * also_stride + column[:, None]
+        tl.store(also, acc.to(out_ptr.dtype.element_ty), mask=mask)

@@ -73,6 +73,8 @@ def _sum_norm_kernel(  # noqa: ANN202
     hidden_ptr,  # noqa: ANN001
     out_ptr,  # noqa: ANN001
     live_ptr,  # noqa: ANN001
+    also_ptr,  # noqa: ANN001
+    also_stride,  # noqa: ANN001
     eps,  # noqa: ANN001
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -101,6 +103,8 @@ def _sum_norm_kernel(  # noqa: ANN202
     normed = _normed(hidden, weight, eps, SIZE, BLOCK, PAIRED)
     let_in(PDL, LATE)
     tl.store(hidden_ptr + where, hidden, mask=mask)
+    if also_ptr is not None:
+        tl.store(also_ptr + row * also_stride + column, hidden, mask=mask)
     tl.store(out_ptr + where, normed, mask=mask)
 
 
@@ -126,11 +130,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, live: Tensor | None = None) 
 
 
 def sum_norm(
-    parts: Tensor, residual: Tensor, weight: Tensor, eps: float, live: Tensor | None = None
+    parts: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    live: Tensor | None = None,
+    also: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(hidden, rms_norm(hidden)) [T, D], hidden = residual [T, D] + the sum of float32 parts [P, T, D].
 
-    Summed in order and rounded once. Rows from `live` on are left out.
+    Summed in order and rounded once. Rows from `live` on are left out. `also` [T, D], of any row stride,
+    gets hidden too.
     """
     num_parts, rows, size = parts.shape
     residual = residual.contiguous()
@@ -143,6 +153,8 @@ def sum_norm(
         hidden,
         out,
         live,
+        also,
+        None if also is None else also.stride(0),
         eps,
         SIZE=size,
         BLOCK=block,
