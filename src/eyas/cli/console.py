@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +31,9 @@ def notes() -> "Console":
     return Console(stderr=True, highlight=False)
 
 
-def progress(*, disable: bool = False) -> "Progress":
-    """Return a progress display on stderr with elapsed time and ETA; use it as a context manager."""
+@contextmanager
+def progress(*, disable: bool = False) -> Iterator["Progress"]:
+    """Yield a progress display on stderr with elapsed time and ETA; slow captures of CUDA graphs show."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -40,7 +43,9 @@ def progress(*, disable: bool = False) -> "Progress":
         TimeRemainingColumn,
     )
 
-    return Progress(
+    from eyas.engine.progress import captures_in
+
+    bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -51,6 +56,30 @@ def progress(*, disable: bool = False) -> "Progress":
         console=notes(),
         disable=disable,
     )
+    with bar, captures_in(bar):
+        yield bar
+
+
+@contextmanager
+def capture_status(show: Callable[[], bool]) -> Iterator[list[float]]:
+    """Say on stderr that CUDA graphs are captured, where it is slow and `show()`; yields the seconds each."""
+    from eyas.engine.progress import watching_captures
+
+    seconds: list[float] = []
+
+    def begin() -> Callable[[float], None]:
+        status = notes().status("capturing CUDA graphs")
+        if show():
+            status.start()
+
+        def end(taken: float) -> None:
+            status.stop()
+            seconds.append(taken)
+
+        return end
+
+    with watching_captures(begin):
+        yield seconds
 
 
 def byte_progress() -> "Progress":

@@ -120,8 +120,10 @@ def token_progress(what: str, total: int) -> Iterator["Progress"]:
         TimeRemainingColumn,
     )
 
+    from eyas.engine.progress import captures_in
+
     columns = (
-        TextColumn(what),
+        TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]:,.0f} tok/s"),
@@ -129,7 +131,7 @@ def token_progress(what: str, total: int) -> Iterator["Progress"]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console.notes()) as bar:
+    with Progress(*columns, console=console.notes()) as bar, captures_in(bar):
         task = bar.add_task(what, total=total, rate=0.0)
 
         def report(done: int, total: int, tokens: int) -> None:

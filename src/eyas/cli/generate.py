@@ -53,11 +53,13 @@ def command(
     ids = _encode(loaded.tokenizer, text, raw=raw)
     output = None
     shown = 0
-    for output in llm.stream(ids, params):
-        if stream and not as_json:
-            answer = output.outputs[0].text
-            print(answer[shown:], end="", flush=True)
-            shown = len(answer)
+    # The line's end would wipe out text that stands before it.
+    with console.capture_status(lambda: not as_json and not (shown and sys.stdout.isatty())) as captures:
+        for output in llm.stream(ids, params):
+            if stream and not as_json:
+                answer = output.outputs[0].text
+                print(answer[shown:], end="", flush=True)
+                shown = len(answer)
     assert output is not None, "a stream yields at least its final output"
     if output.error is not None:
         raise RequestError(f"the request ended early: {output.error}")
@@ -69,7 +71,8 @@ def command(
     stats = llm.stats
     console.notes().print(
         f"{len(completion.token_ids)} tokens, {stats.tokens_per_forward:.2f} per target forward, "
-        f"{stats.committed / stats.wall_seconds:.1f} tok/s, ended by {completion.finish_reason}",
+        f"{stats.committed / stats.wall_seconds:.1f} tok/s, ended by {completion.finish_reason}"
+        + (f", {sum(captures):.1f} s of it capturing CUDA graphs" if captures else ""),
         style="dim",
     )
 

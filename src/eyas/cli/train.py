@@ -24,8 +24,10 @@ def command(
     On several GPUs: torchrun --nproc-per-node N -m eyas train RECIPE; the recipe means the same.
     """
     import json
+    from contextlib import nullcontext
 
     from eyas.config import load_config
+    from eyas.engine.progress import captures_in
     from eyas.training.config import TrainConfig
     from eyas.training.display import QuietDisplay, RichDisplay
     from eyas.training.parallel import World
@@ -33,13 +35,13 @@ def command(
 
     config = load_config(TrainConfig, recipe, [*(overrides or []), *([f"preset={preset}"] if preset else [])])
     world = World.join(device)
-    trainer = open_trainer(
-        config, device=device, display=QuietDisplay() if quiet else RichDisplay(), world=world
-    )
+    display = QuietDisplay() if quiet else RichDisplay()
+    trainer = open_trainer(config, device=device, display=display, world=world)
     if world.is_main and world.size == 1 and config.run.checkpoint_every:
         pause_when_interrupted(trainer)
     try:
-        out = trainer.train()
+        with captures_in(display.progress) if isinstance(display, RichDisplay) else nullcontext():
+            out = trainer.train()
     except Paused as paused:
         console.notes().print(str(paused), markup=False, soft_wrap=True)
         raise typer.Exit(130) from None

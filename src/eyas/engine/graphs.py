@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from eyas.engine.progress import capturing
 from eyas.engine.recorder import Recorder
 from eyas.engine.state import EngineState
 from eyas.engine.step import Report, StepModels, Variant, first_half, second_half, whole
@@ -114,7 +115,8 @@ class StepGraphs:
     def _get(self, bucket: int, variant: Variant) -> Captured:
         captured = self._captured.get((bucket, variant))
         if captured is None:
-            captured = self._captured[bucket, variant] = self._capture(bucket, variant)
+            with capturing():
+                captured = self._captured[bucket, variant] = self._capture(bucket, variant)
         return captured
 
     def _capture(self, bucket: int, variant: Variant) -> Captured:

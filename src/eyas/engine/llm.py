@@ -77,7 +77,8 @@ class LLM:
         admit_together: let newcomers wait until so many requests have ended: bulk work on a GPU gains from
             fewer, larger prefills (a sixteenth of max_num_seqs does well), a server keeps 1.
         enforce_eager: never use CUDA graphs.
-        warm_graphs: capture the usual CUDA graphs now instead of each at its first use.
+        warm_graphs: capture the usual CUDA graphs now instead of each at its first use, of which
+            engine/progress.watching_captures tells if it takes long.
         overlap: launch each step before the last one's tokens are read, so that the host's work hides behind
             the device's; the tokens are the same. None for CUDA only.
         prefix_caching: keep full pages of prompts and answers, the target's and the drafter's, for requests

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from eyas.engine.graphs import SMALLEST_VISIBLE, bucket_of
 from eyas.engine.prefill import Block, cut, prefill_blocks
+from eyas.engine.progress import capturing
 from eyas.engine.recorder import Recorder
 from eyas.engine.scheduler import Chunk
 from eyas.engine.state import EngineState
@@ -121,7 +122,8 @@ class PrefillGraphs:
     def _get(self, size: int, bound: int) -> CapturedBlocks:
         captured = self._captured.get((size, bound))
         if captured is None:
-            captured = self._captured[size, bound] = self._capture(size, bound)
+            with capturing():
+                captured = self._captured[size, bound] = self._capture(size, bound)
         return captured
 
     def _capture(self, size: int, bound: int) -> CapturedBlocks:

@@ -1,7 +1,74 @@
-"""Progress bars on stderr: requests done, tokens a second, time left; or graphs captured."""
+"""Progress on stderr: requests done, tokens a second, time left; graphs captured.
 
+Who wants to know of slow captures asks; else the engine says nothing:
+
+    def began():
+        print("capturing")
+        return lambda seconds: print(f"took {seconds:.1f} s")
+
+    with watching_captures(began):
+        llm.generate(prompts)
+"""
+
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+SLOW_SECONDS = 2.0
+"""A capture that takes longer is told of."""
+
+Watcher = Callable[[], Callable[[float], None]]
+"""Called, from a thread of its own, when a capture has taken SLOW_SECONDS and goes on; what it returns is
+called with the seconds in all when the capture has ended or failed."""
+
+_watchers: list[Watcher] = []
+
+
+@contextmanager
+def watching_captures(watcher: Watcher) -> Iterator[None]:
+    """Tell `watcher` of all slow captures of CUDA graphs in this process meanwhile."""
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """Around a capture: watchers hear of it if it is slow."""
+    if not _watchers:
+        yield
+        return
+    ends: list[Callable[[float], None]] = []
+    timer = threading.Timer(SLOW_SECONDS, lambda: ends.extend(watcher() for watcher in [*_watchers]))
+    timer.daemon = True
+    begin = time.perf_counter()
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # it may just be telling
+        for end in ends:
+            end(time.perf_counter() - begin)
+
+
+@contextmanager
+def captures_in(bar: "Progress") -> Iterator[None]:
+    """Show slow captures as lines of a bar, gone when they are done; its columns may have a `rate`."""
+
+    def show() -> Callable[[float], None]:
+        task = bar.add_task("capturing CUDA graphs", total=None, rate=0.0)
+        return lambda _: bar.remove_task(task)
+
+    with watching_captures(show):
+        yield
 
 
 @contextmanager
@@ -14,14 +81,14 @@ def progress_bar(total: int, *, enabled: bool) -> Iterator[Callable[[int, int], 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("generating"),
+        TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]:,.0f} tok/s"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("generate", total=total, rate=0.0)
+    with Progress(*columns, console=Console(stderr=True)) as bar, captures_in(bar):
+        task = bar.add_task("generating", total=total, rate=0.0)
 
         def report(done: int, num_tokens: int) -> None:
             elapsed = bar.tasks[0].elapsed or 0.0

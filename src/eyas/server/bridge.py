@@ -22,6 +22,7 @@ from typing import Any
 from eyas.engine.feed import GroupFeed, Piece
 from eyas.engine.intake import Group
 from eyas.engine.llm import EngineLoad
+from eyas.engine.progress import watching_captures
 from eyas.engine.results import Decode
 from eyas.server.errors import ApiError
 from eyas.server.methods import Methods
@@ -200,6 +201,10 @@ class Bridge:
     # The engine's thread.
 
     def _work(self) -> None:
+        with watching_captures(lambda: _log_capture):
+            self._steps()
+
+    def _steps(self) -> None:
         failures, busy = 0, False
         try:
             while self._commands(wait=not busy):
@@ -286,3 +291,10 @@ class Bridge:
 
 def _failure(index: int, message: str) -> Piece:
     return Piece(index, "", [], [], None, finish_reason="error", error=message)
+
+
+def _log_capture(seconds: float) -> None:
+    """Requests waited: that is worth a warning."""
+    log.warning(
+        "capturing a CUDA graph at its first use took %.1f s (--warm-graphs: before serving)", seconds
+    )

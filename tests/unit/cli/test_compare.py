@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from eyas.cli.main import main
+from eyas.engine import progress
+from eyas.engine.llm import LLM
 from tiny import tiny_target
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
@@ -92,6 +95,23 @@ def test_generate_streams_what_json_holds(capsys, monkeypatch):
     assert len(document["token_ids"]) == len(document["origins"]) == 12
     assert document["finish_reason"] == "length"
     assert document["stats"]["committed"] == 12
+
+
+@pytest.mark.parametrize("extra", [[], ["--json"]])
+def test_generate_says_what_slow_captures_took(extra, capsys, monkeypatch):
+    stream = LLM.stream
+
+    def late(self, *args):
+        with progress.capturing():
+            time.sleep(0.1)
+        yield from stream(self, *args)
+
+    monkeypatch.setattr(LLM, "stream", late)
+    monkeypatch.setattr(progress, "SLOW_SECONDS", 0.02)
+    main_ok("generate", "--target", "t", "--max-tokens", "2", "so", *extra)
+    said = capsys.readouterr().err
+    assert ("0.1 s of it capturing CUDA graphs" in " ".join(said.split())) == (not extra)
+    assert said == "" if extra else "tok/s" in said
 
 
 def main_status(*args):

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from eyas.core.sampling import SamplingParams
+from eyas.engine import progress
 from served import CHAT, LONG, TEXT, Served, tiny_llm, wait_for
 
 
@@ -186,6 +187,27 @@ def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on(caplog):
         assert served.http.get("/health").status_code == 200
         wait_for(served.idle)
     assert "a step failed" in caplog.text
+
+
+def test_a_slow_capture_is_logged_with_its_seconds(caplog, monkeypatch):
+    llm, others = tiny_llm(), [*progress._watchers]
+    step = llm.step
+
+    def slow():
+        with progress.capturing():
+            time.sleep(0.1)
+        return step()
+
+    with Served(llm) as served:
+        llm.step = slow
+        for limit in (0.02, 60.0):
+            monkeypatch.setattr(progress, "SLOW_SECONDS", limit)
+            served.post(TEXT, prompt="hello", max_tokens=1)
+            wait_for(served.idle)
+            if limit < 1:
+                lines = caplog.text.count("first use took 0.1 s (--warm-graphs")
+        assert caplog.text.count("first use took") == lines > 0
+    assert progress._watchers == others
 
 
 @pytest.mark.parametrize("num_failures", [1, 3])
