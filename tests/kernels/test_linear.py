@@ -337,34 +337,28 @@ def test_a_second_place_gets_the_same_bits_and_nothing_beside_it_changes(name):
 
 
 @pytest.mark.parametrize("backend", ["reference", "triton"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("cut", [*SUMMED, _cut(), _cut(parts=4)], ids=str)
+@pytest.mark.parametrize("cut", [SUMMED[0], _cut()], ids=str)
 @pytest.mark.gpu
-def test_a_product_and_its_norm_write_a_second_place(cut, dtype, backend, monkeypatch):
+def test_a_product_and_its_norm_write_a_second_place(cut, backend, monkeypatch):
     from eyas.kernels.triton import linear as kernels
 
     monkeypatch.setattr(kernels, "tiling", lambda *_, **__: cut)
-    problem = _problem(18, 92, 24, dtype)
+    problem = _problem(18, 92, 24, torch.float32)
     x, residual = problem["x"].view(2, 9, 92), problem["residual"].view(2, 9, 24)
-    norm = {"norm_weight": _random(24, dtype=dtype, seed=9) + 1, "eps": 1e-3}
-    for live in (None, 7):
-        count = None if live is None else torch.tensor([live], dtype=torch.int32, device=DEVICE)
+    norm = {"norm_weight": problem["bias"], "eps": 1e-3}
+    for live in (18, 7):
+        count = torch.tensor([live], dtype=torch.int32, device=DEVICE)
         given = {"residual": residual, "live": count}
-        places = [_middle(2, 9, width=24)[0].to(dtype) for _ in range(2)]
-        views = [place[..., 24:48] for place in places]
+        buffer, also = _middle(2, 9, width=24)
         with use_backend(backend):
             expected = dispatch.linear_norm(x, problem["weight"], **given, **norm)
-            hidden, normed = dispatch.linear_norm(x, problem["weight"], **given, **norm, also=views[0])
-            alone = dispatch.linear(x, problem["weight"], **given, also=views[1])
-        for view, result in zip(views, (hidden, alone), strict=True):
-            assert torch.equal(view.reshape(18, 24)[:live], expected[0].view(18, 24)[:live])
-            assert torch.equal(view.reshape(18, 24)[:live], result.view(18, 24)[:live])
-        assert normed is None or torch.equal(normed.view(18, 24)[:live], expected[1].view(18, 24)[:live])
-        for place, view in zip(places, views, strict=True):
-            if live is not None and cut in SUMMED and backend == "triton":
-                assert view is not views[0] or (view.reshape(18, 24)[live:] == 7.0).all()
-            view.fill_(7.0)
-            assert (place == 7.0).all()
+            got = dispatch.linear_norm(x, problem["weight"], **given, **norm, also=also)
+        for one, other in zip((*got, also), (*expected, expected[0]), strict=True):
+            assert one is other or torch.equal(one.reshape(18, 24)[:live], other.view(18, 24)[:live])
+        if cut in SUMMED and backend == "triton":
+            assert (also.reshape(18, 24)[live:] == 7.0).all()
+        also.fill_(7.0)
+        assert (buffer == 7.0).all()
 
 
 @pytest.mark.gpu
