@@ -32,8 +32,11 @@ def notes() -> "Console":
 
 
 @contextmanager
-def progress(*, disable: bool = False) -> Iterator["Progress"]:
-    """Yield a progress display on stderr with elapsed time and ETA; slow captures of CUDA graphs show."""
+def progress(*, disable: bool = False, rate: bool = False) -> Iterator["Progress"]:
+    """Yield a progress display on stderr with elapsed time and ETA; slow captures of CUDA graphs show.
+
+    With `rate` tasks have a field of that name, tokens a second.
+    """
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -49,6 +52,7 @@ def progress(*, disable: bool = False) -> Iterator["Progress"]:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        *([TextColumn("{task.fields[rate]:,.0f} tok/s")] if rate else []),
         TextColumn("elapsed"),
         TimeElapsedColumn(),
         TextColumn("left"),

@@ -111,27 +111,7 @@ def bulk_engine(
 @contextmanager
 def token_progress(what: str, total: int) -> Iterator["Progress"]:
     """A bar on stderr with tokens a second and time left."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    from eyas.engine.progress import captures_in
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]:,.0f} tok/s"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console.notes()) as bar, captures_in(bar):
+    with console.progress(rate=True) as bar:
         task = bar.add_task(what, total=total, rate=0.0)
 
         def report(done: int, total: int, tokens: int) -> None:
