@@ -85,7 +85,9 @@ def save_head(
             del tensors[LM_HEAD]
             values[SHARED_LM_HEAD] = True
         tensors = pack(tensors | own_rows(model, target_embedding))
-        tensors["d2t"] = vocab_map.d2t.to(torch.int32)
+        # Offsets ascend, so the last is the largest.
+        small = int(vocab_map.d2t[-1]) < 2**16
+        tensors["d2t"] = vocab_map.d2t.to(torch.uint16 if small else torch.int32)
     else:
         table = full_embedding(model)
         if table is not None:
