@@ -37,30 +37,9 @@ def progress(*, disable: bool = False, rate: bool = False) -> Iterator["Progress
 
     With `rate` tasks have a field of that name, tokens a second.
     """
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from eyas.engine.progress import captures_in, new_bar
 
-    from eyas.engine.progress import captures_in
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        *([TextColumn("{task.fields[rate]:,.0f} tok/s")] if rate else []),
-        TextColumn("elapsed"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=notes(),
-        disable=disable,
-    )
-    with bar, captures_in(bar):
+    with new_bar(rate=rate, disable=disable) as bar, captures_in(bar):
         yield bar
 
 

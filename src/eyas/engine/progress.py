@@ -61,7 +61,7 @@ def capturing() -> Iterator[None]:
 
 @contextmanager
 def captures_in(bar: "Progress") -> Iterator[None]:
-    """Show slow captures as lines of a bar, gone when they are done; its columns may have a `rate`."""
+    """Show slow captures as lines of a bar, gone when they are done."""
 
     def show() -> Callable[[float], None]:
         task = bar.add_task("capturing CUDA graphs", total=None, rate=0.0)
@@ -71,23 +71,32 @@ def captures_in(bar: "Progress") -> Iterator[None]:
         yield
 
 
+def new_bar(*, rate: bool = False, disable: bool = False) -> "Progress":
+    """A bar with elapsed and remaining time; with `rate`, a field of tasks, tokens a second too."""
+    from rich import progress
+    from rich.console import Console
+
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        *([progress.TextColumn("{task.fields[rate]:,.0f} tok/s")] if rate else []),
+        progress.TextColumn("elapsed"),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left"),
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True, highlight=False),
+        disable=disable,
+    )
+
+
 @contextmanager
 def progress_bar(total: int, *, enabled: bool) -> Iterator[Callable[[int, int], None] | None]:
     """Yield a function of (finished requests, output tokens), or None where no bar was asked for."""
     if not enabled:
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]:,.0f} tok/s"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar, captures_in(bar):
+    with new_bar(rate=True) as bar, captures_in(bar):
         task = bar.add_task("generating", total=total, rate=0.0)
 
         def report(done: int, num_tokens: int) -> None:
@@ -100,10 +109,6 @@ def progress_bar(total: int, *, enabled: bool) -> Iterator[Callable[[int, int], 
 @contextmanager
 def capture_bar() -> Iterator[Callable[[int, int], None]]:
     """Yield a function of (graphs captured, graphs in all)."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("capturing graphs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("capture", total=None)
+    with new_bar() as bar:
+        task = bar.add_task("capturing graphs", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
