@@ -55,9 +55,9 @@ def write_head(folder: Path, target_folder: Path, kind: str = "eagle3", **flags)
     return save_head(folder, model, vocab_map, meta={}, identity=target.identity)
 
 
-def write_prompts(path: Path, num: int = 3) -> Path:
+def write_prompts(path: Path, num: int = 3, verb: str = "say") -> Path:
     """Prompts of a few words each."""
-    rows = [{"id": f"p{i}", "dataset": path.stem, "turns": [f"say {i} and {i}"]} for i in range(num)]
+    rows = [{"id": f"p{i}", "dataset": path.stem, "turns": [f"{verb} {i} and {i}"]} for i in range(num)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

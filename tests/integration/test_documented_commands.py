@@ -86,8 +86,9 @@ def place(models, tmp_path, monkeypatch):
         shutil.copytree(models / source, tmp_path / name)
     shutil.copy(models / "model.gguf", tmp_path / "path/to/model.gguf")
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    for name in ("prompts", "held-out"):
-        write_prompts(tmp_path / f"{name}.jsonl", 6)
+    write_prompts(tmp_path / "prompts.jsonl", 6)
+    # Others: what is near a held-out prompt is not varied.
+    write_prompts(tmp_path / "held-out.jsonl", 6, "add")
     return tmp_path
 
 
