@@ -39,6 +39,8 @@ def command(
     ways = list(dict.fromkeys(name.strip() for name in how.split(",")))
     if not set(ways) <= set(WAYS):
         raise ConfigError(f"--how {how!r}: choose from {', '.join(WAYS)}, with commas between")
+    if out.exists() and out.samefile(prompts):
+        raise ConfigError(f"--out {out}: is the file that is varied; name another")
     excluded = [prompt for path in exclude or [] for prompt in read_prompts(path)]
     todo = read_prompts(prompts, limit=limit)
     with console.progress(disable=as_json) as bar:

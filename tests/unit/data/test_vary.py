@@ -112,6 +112,7 @@ def test_the_verb(tmp_path, capsys):
         ((out, "--how", "nubmers"), "--how 'nubmers': choose from numbers, names, stubs"),
         ((out, "--how", "stubs"), "--how stubs changed none of 5 prompts (5 unchanged)"),
         ((tmp_path,), "cannot be written"),
+        ((tmp_path / "p.jsonl",), "is the file that is varied"),
     ):
         status, _, err = run(*args)
         assert status == 2
