@@ -202,6 +202,17 @@ def test_packed_round_trip_stays_within_half_a_step(kind, tmp_path):
     assert ("embed_rows.weight" in stored) == (kind == "peagle")
 
 
+@pytest.mark.parametrize(("first", "kind"), [(65535, torch.uint16), (65536, torch.int32)])
+def test_packed_offsets_are_small_where_they_fit(first, kind, tmp_path):
+    model, vocab_map = drafter_rounds.head("eagle3")
+    count = len(vocab_map.target_ids)
+    far = VocabMap(torch.arange(first, first + count), first + count)
+    save_head(tmp_path, model, far, meta={}, packed=True)
+    stored = load_file(tmp_path / "model.safetensors")["d2t"]
+    assert stored.dtype == kind
+    assert stored.tolist() == [first] * count
+
+
 def test_unpacked_rows_get_their_own_scales_again():
     """Any scale, also one that no division by 127 gives: CUDA multiplies by 1 / 127 instead."""
     generator = torch.Generator().manual_seed(0)
