@@ -71,6 +71,7 @@ def _calls(tests: str) -> list[tuple[str, list[Any], Any, str]]:
                     if name.isidentifier() and not hasattr(builtins, name):
                         args = [ast.literal_eval(argument) for argument in call.args]
                         found.append((name, args, ast.literal_eval(out), ast.unparse(call)))
+                        repr(found[-1])  # an int of too many digits for it is a ValueError
                 case ast.Assert():
                     pass
                 case _:

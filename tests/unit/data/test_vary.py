@@ -69,7 +69,13 @@ def test_a_stub_says_what_the_task_said():
         assert lines[:3] == ["Add two numbers.", ">>> add(1, 2)", "3"]
         assert lines[3:] in ([], [">>> add(-1, 2.5)", "1.5"])
         assert code.split("\n")[0] in ("def add(n, x):", "def add(n: int, x: float) -> float:")
-    for other in (TASK + "\nimport os", TASK + "\nassert sub(1, 2) == 3", TASK.replace(" == 3", " is 3(")):
+    long = TASK.replace(" == 3", f" == 0x{'f' * 5000}")  # Python writes no such int
+    for other in (
+        TASK + "\nimport os",
+        TASK + "\nassert sub(1, 2) == 3",
+        TASK.replace(" == 3", " is 3("),
+        long,
+    ):
         assert not variations(Prompt("a", (other,)), ["stubs"], 1, 0)
 
 
