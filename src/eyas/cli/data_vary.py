@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """Make new prompts from old ones: other numbers, other names, function stubs for tasks with tests.
 
-    `eyas data regenerate` reads them; variation 2 of prompt a is a~2, held out if a is.
+    `eyas data regenerate` reads them; variation 2 of prompt a is a~v2, held out if a is.
     """
     from eyas.core.errors import ConfigError, DataError
     from eyas.data.files import make_folder, write_bytes

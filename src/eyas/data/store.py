@@ -6,7 +6,7 @@
         doc_offsets   int64 [N + 1]                          where each document begins and ends in ids
         spans         int32 [S, 2]                           supervised tokens, half-open, within the document
         span_offsets  int64 [N + 1]                          spans of document i
-        doc_keys      uint64 [N]                             hash of the prompt's id (a~1: of a), for splits
+        doc_keys      uint64 [N]                             hash of the prompt's id (a~v1: of a), for splits
 
 Example, two documents [5, 6, 7] (7 supervised) and [5, 8, 9, 2] (8 and 9 supervised):
     ids [5, 6, 7, 5, 8, 9, 2]  doc_offsets [0, 3, 7]  spans [[2, 3], [1, 3]]  span_offsets [0, 1, 2]

@@ -50,11 +50,11 @@ _POOL = {name: pool for pool in (_HERS.split(), _HIS.split()) for name in pool}
 # Share of eight-word runs from which a prompt counts as an excluded one.
 KNOWN = 0.2
 _TURN = "\n\x1e\n"
-_NUMBERED = re.compile(r"(?:~\d+)+\Z", re.ASCII)
+_NUMBERED = re.compile(r"(?:~v\d+)+\Z", re.ASCII)
 
 
 def varied_from(prompt_id: str) -> str:
-    """The id of the prompt that this one is a variation of: "a~2" and "a~2~1" -> "a"; "a~b" stays."""
+    """The id of the prompt that this one is a variation of: "a~v2" and "a~v2~v1" -> "a"; "a~2" stays."""
     return _NUMBERED.sub("", prompt_id)
 
 
@@ -169,7 +169,7 @@ def vary(
     excluded: Sequence[Prompt] = (),
     progress: Callable[[int], None] | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Records that `regenerate` reads (a~2 is variation 2 of a), and how many were made and left out.
+    """Records that `regenerate` reads (a~v2 is variation 2 of a), and how many were made and left out.
 
     Left out are prompts as "unchanged" and "excluded", variations as "duplicate" and "excluded". Prompts near
     `excluded` ones are not varied at all: other numbers may hide what they are.
@@ -198,7 +198,7 @@ def vary(
             body: dict[str, Any] = {"turns": turns} if users else {"prompt": turns[0]}
             if new.system is not None:
                 body = {"messages": [*new.opening, *users]}
-            records.append({"id": f"{prompt.id}~{number}", "source": prompt.source, **body})
+            records.append({"id": f"{prompt.id}~v{number}", "source": prompt.source, **body})
         if progress is not None:
             progress(done)
     counts = {"num_prompts": len(prompts), "num_written": len(records)}

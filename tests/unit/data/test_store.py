@@ -40,12 +40,12 @@ def test_documents_come_back_from_several_shards(tmp_path, vocab_size, dtype):
 
 
 def test_variations_are_held_out_with_their_prompt(tmp_path):
-    names = ["a", "a~1", "a~2~10", "a~1/1", "~1", "", "a~b", "a~1b", "b~1", "b"]
+    names = ["a", "a~v1", "a~v2~v10", "a~v1/1", "~v1", "", "a~v", "a~v1b", "a~1", "b~v1", "b"]
     lines = [{"id": name, "messages": MESSAGES, "token_ids": [1, 2], "spans": [[1, 2]]} for name in names]
-    lines[3]["prompt_id"] = "a~1"  # its second answer
+    lines[3]["prompt_id"] = "a~v1"  # its second answer
     (tmp_path / "c.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     build_store(tmp_path / "c.jsonl", tmp_path / "s", vocab_size=9, template=None, meta={})
-    sides = ["a", "a", "a", "a", "", "", "a~b", "a~1b", "b", "b"]
+    sides = ["a", "a", "a", "a", "", "", "a~v", "a~v1b", "a~1", "b", "b"]
     assert TokenStore.load(tmp_path / "s").doc_keys.tolist() == [key_of(side) for side in sides]
 
 

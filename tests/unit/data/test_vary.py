@@ -113,7 +113,7 @@ def test_the_verb(tmp_path, capsys):
     assert (status, err) == (0, "")
     # "Set 2." to "Set 9." without 3, once each though two prompts have them.
     assert json.loads(text)["left_out"] == {"unchanged": 1, "duplicate": 7, "excluded": 1}
-    assert [prompt.id for prompt in read_prompts(out)][:10:9] == ["a0~1", "a3~1"]
+    assert [prompt.id for prompt in read_prompts(out)][:10:9] == ["a0~v1", "a3~v1"]
     for args, message in (
         ((out, "--how", "nubmers"), "--how 'nubmers': choose from numbers, names, stubs"),
         ((out, "--how", "stubs"), "--how stubs changed none of 5 prompts (5 unchanged)"),
